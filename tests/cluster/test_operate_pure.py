@@ -25,7 +25,7 @@ from kubetune.cli.remote.submit import exit_code
 from kubetune.config.resolved import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ENVIRONMENT, ConfigError
-from kubetune.k8s.api.api_errors import MissingRight, Question, missing_rights, refusal
+from kubetune.k8s.api.api_errors import ApiCall, MissingRight, missing_rights, refusal
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.cluster import in_pod, pods
 from kubetune.k8s.cluster.causes import find_cause
@@ -43,7 +43,7 @@ HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
 
 def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
     return str(
-        refusal(Question("apply", KINDS[kind], "ml", "fit"), code, {"message": message, **status})
+        refusal(ApiCall("apply", KINDS[kind], "ml", "fit"), code, {"message": message, **status})
     )
 
 
@@ -681,7 +681,7 @@ def test_warnings_that_differ_by_the_name_of_a_pod_are_told_once() -> None:
 def test_rights_that_are_missing_are_granted_by_one_role() -> None:
     def right(verb: str, resource: str, group: str) -> MissingRight:
         message = f'User "ann" cannot {verb} resource "{resource}" in API group "{group}"'
-        error = refusal(Question(verb, KINDS["Role"], "ml", "fit"), 403, {"message": message})
+        error = refusal(ApiCall(verb, KINDS["Role"], "ml", "fit"), 403, {"message": message})
         assert isinstance(error, MissingRight)
         return error
 

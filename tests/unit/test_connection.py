@@ -16,13 +16,13 @@ import pytest
 
 from kubetune import errors
 from kubetune.k8s.api.answers import cut_lines, lines_of
-from kubetune.k8s.api.api_errors import Question, Refused
+from kubetune.k8s.api.api_errors import ApiCall, Refused
 from kubetune.k8s.api.client import Cluster
 from kubetune.k8s.api.connection import Connection
 from kubetune.k8s.api.credentials import Login
 from kubetune.k8s.api.kinds import KINDS
 
-PODS = Question("list", KINDS["Pod"], "fit")
+PODS = ApiCall("list", KINDS["Pod"], "fit")
 REFUSAL = {
     "kind": "Status",
     "message": 'pods is forbidden: User "dev" cannot list resource "pods" in API group "" in the namespace "fit"',

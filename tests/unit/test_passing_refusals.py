@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("httpx2")
 
-from kubetune.k8s.api.api_errors import Question, may_pass, refusal
+from kubetune.k8s.api.api_errors import ApiCall, may_pass, refusal
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.api.passing import PASSING, passing_refusal
 
@@ -47,14 +47,14 @@ def test_a_refusal_is_asked_again_for_as_long_as_the_table_says(
 
 def test_what_a_server_says_as_it_starts_is_not_repeated_by_the_clock_alone() -> None:
     """The connection asks such a server whether it is ready, and believes it then."""
-    error = refusal(Question("list", POD, "team"), 403, {"message": NO_RIGHT})
+    error = refusal(ApiCall("list", POD, "team"), 403, {"message": NO_RIGHT})
     assert error.again_seconds == 0
     assert not may_pass(error)
 
 
 def test_a_node_that_is_away_may_stay_so() -> None:
     """Where another pod may answer, no time is lost with this one."""
-    error = refusal(Question("exec", POD, "team", "fit-0", "exec"), 500, {"message": AWAY})
+    error = refusal(ApiCall("exec", POD, "team", "fit-0", "exec"), 500, {"message": AWAY})
     assert error.again_seconds == 0
 
 
@@ -70,13 +70,13 @@ def test_a_sentence_blames_whom_the_table_names(
     code: int, message: str, meaning: str, advice: str
 ) -> None:
     """Of a command in a pod, too, which the API server passes on to the node: 502 comes from before it."""
-    error = refusal(Question("exec", POD, "team", "fit-0", "exec"), code, {"message": message})
+    error = refusal(ApiCall("exec", POD, "team", "fit-0", "exec"), code, {"message": message})
     assert str(error) == f"exec in Pod fit-0: {meaning} ({code}): {message}; {advice}"
 
 
 def test_a_pause_that_the_status_asks_for_is_made() -> None:
     status = {"message": TOO_LARGE, "details": {"retryAfterSeconds": 3}}
-    error = refusal(Question("watch", POD, "team"), 504, status)
+    error = refusal(ApiCall("watch", POD, "team"), 504, status)
     assert (error.again_seconds, error.pause_seconds) == (60, 3)
     assert "has not read yet what another one has written" in str(error)
 

@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from kubetune.base.registry.address import Address
-from kubetune.base.registry.session import Body, Interrupted, Missing, RegistrySession, read_body
+from kubetune.base.registry.session import (
+    Body,
+    Interrupted,
+    NotInRegistry,
+    RegistrySession,
+    read_body,
+)
 from kubetune.errors import EnvironmentFault
 
 # Between attempts.
@@ -41,7 +47,7 @@ class Registry:
             try:
                 with self._session.send("HEAD", f"{self.address.url}/blobs/{digest}"):
                     return True
-            except Missing:
+            except NotInRegistry:
                 return False
 
         return self.persistently(ask)
@@ -62,7 +68,7 @@ class Registry:
             try:
                 with self._session.send("PUT", str(url), body, headers):
                     pass
-            except Missing:
+            except NotInRegistry:
                 # The registry was started anew and has forgotten that this upload began.
                 raise Interrupted("the registry has lost the upload") from None
 
@@ -109,7 +115,7 @@ class Registry:
             try:
                 with self._session.send("GET", url, headers={"Accept": MANIFEST_TYPE}) as response:
                     content = read_body(response, MOST_MANIFEST_BYTES)
-            except Missing:
+            except NotInRegistry:
                 return None
             if len(content) > MOST_MANIFEST_BYTES:
                 raise EnvironmentFault(f"{self.address}: the manifest is larger than 4 MiB")
@@ -133,7 +139,7 @@ class Registry:
         for wait in (*WAITS_SECONDS, None):
             try:
                 return attempt()
-            except Missing as error:
+            except NotInRegistry as error:
                 raise EnvironmentFault(
                     f"{self.address.host} has no repository {self.address.name}, or lacks a part of the image ({error}); "
                     "some registries want a repository made before the first push"

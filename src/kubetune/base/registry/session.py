@@ -35,7 +35,7 @@ class Interrupted(Exception):
     """Another attempt may do better."""
 
 
-class Missing(Exception):
+class NotInRegistry(Exception):
     """The registry has no such blob, manifest or repository."""
 
 
@@ -68,7 +68,7 @@ class RegistrySession:
     ) -> Iterator[httpx.Response]:
         """Yield the answer to a request, logged in if the registry asks for that.
 
-        Raise Missing for 404, Interrupted for what another attempt may fix, EnvironmentFault for a refusal.
+        Raise NotInRegistry for 404, Interrupted for what another attempt may fix, EnvironmentFault for a refusal.
         """
         self._require_safe(url)
         with self._explained():
@@ -139,7 +139,7 @@ class RegistrySession:
             return
         reason = f"{status}: {_reason(response)}"
         if status == 404:
-            raise Missing(reason)
+            raise NotInRegistry(reason)
         if status >= 500 or status in _LATER:
             raise Interrupted(f"it answers with {reason}")
         host = self.address.host

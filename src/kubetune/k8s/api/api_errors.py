@@ -104,7 +104,7 @@ def may_pass(error: Exception) -> bool:
 
 
 @dataclass(frozen=True)
-class Question:
+class ApiCall:
     """A request to the API server, with its name in messages: `get log of Pod fit-0`."""
 
     verb: str  # as in a Role
@@ -129,7 +129,7 @@ class Question:
 
 
 def refusal(
-    question: Question, code: int, status: dict[str, Any], pause_seconds: float = 0.0
+    question: ApiCall, code: int, status: dict[str, Any], pause_seconds: float = 0.0
 ) -> Refused:
     """Return the error for an answer: its HTTP code, and the Status object (or as much of it as there was)."""
     message = str(status.get("message") or "no reason was given")
@@ -163,7 +163,7 @@ def _pause_wanted(status: dict[str, Any]) -> float:
     return float(seconds) if isinstance(seconds, int) else 0.0
 
 
-def _no_program(question: Question, message: str) -> NoProgram | None:
+def _no_program(question: ApiCall, message: str) -> NoProgram | None:
     """Return the error for a command that the pod's runtime could not start; None for any other refusal."""
     if match := _NO_PROGRAM.search(message):
         program = match["program"] or match["other"]
@@ -174,7 +174,7 @@ def _no_program(question: Question, message: str) -> NoProgram | None:
     return None
 
 
-def _sentence(question: Question, code: int, message: str, status: dict[str, Any]) -> str:
+def _sentence(question: ApiCall, code: int, message: str, status: dict[str, Any]) -> str:
     """Return what a refusal means and what to do, by its code."""
     if code < 400:
         return f"something else than an API server answered ({code}): {message}"
@@ -209,7 +209,7 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
     return f"{message} ({code})"
 
 
-def _forbidden(question: Question, message: str) -> str:
+def _forbidden(question: ApiCall, message: str) -> str:
     """Return what a 403 means that is not about rights: a quota, a policy, or an admission webhook."""
     if match := _QUOTA.search(message):
         return (
@@ -221,7 +221,7 @@ def _forbidden(question: Question, message: str) -> str:
     return f"forbidden: {message}"
 
 
-def _missing_right(question: Question, message: str) -> MissingRight | None:
+def _missing_right(question: ApiCall, message: str) -> MissingRight | None:
     """Return the error for a right that no Role grants; None for any other refusal."""
     match = _CANNOT.search(message)
     if match is None:

@@ -24,10 +24,10 @@ from kubetune.base.logs import scrub
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.answers import Object, retry_after, status_of, warnings_of
 from kubetune.k8s.api.api_errors import (
+    ApiCall,
     ApiError,
     Distrusted,
     NotLoggedIn,
-    Question,
     Unreachable,
     refusal,
 )
@@ -153,7 +153,7 @@ class Connection:
     def send(
         self,
         method: str,
-        question: Question,
+        question: ApiCall,
         params: Mapping[str, str] | None = None,
         body: Object | None = None,
         content_type: str = "application/json",
@@ -180,7 +180,7 @@ class Connection:
             seconds = self._patience_seconds
         return Tries(min(seconds, self._patience_seconds), self._tell_of_waiting)
 
-    def _attempt(self, question: Question, request: httpx2.Request) -> httpx2.Response:
+    def _attempt(self, question: ApiCall, request: httpx2.Request) -> httpx2.Response:
         """Send a request once, or until a refusal can be believed. Raise the error for a refusal."""
         with self._errors_explained():
             response = self.http.send(request)
@@ -204,7 +204,7 @@ class Connection:
         self.tell_once(f"{self.address} {problem}; trying for {seconds:.0f} s")
 
     @contextmanager
-    def stream(self, question: Question, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    def stream(self, question: ApiCall, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
         """Open an answer that goes on, such as a log. Raise Unreachable when it breaks off.
 
         A log that is refused for the moment is asked for again. A watch is not: who watches can list meanwhile.
@@ -253,7 +253,7 @@ class Connection:
         except LightkubeError as error:
             raise EnvironmentFault(str(error)) from None
 
-    def declined(self, question: Question, response: httpx2.Response) -> ApiError:
+    def declined(self, question: ApiCall, response: httpx2.Response) -> ApiError:
         """Return the error for a refused stream or command: Refused, or Unreachable where another try may do."""
         code = response.status_code
         error: ApiError = refusal(question, code, status_of(response), retry_after(response))

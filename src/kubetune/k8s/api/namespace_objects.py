@@ -17,7 +17,7 @@ from kubetune.k8s.api.answers import (
     list_of,
     object_of,
 )
-from kubetune.k8s.api.api_errors import NoNamespace, Question, Refused, Unreachable, refusal
+from kubetune.k8s.api.api_errors import ApiCall, NoNamespace, Refused, Unreachable, refusal
 from kubetune.k8s.api.connection import Connection, say
 from kubetune.k8s.api.credentials import not_a_namespace, read_login
 from kubetune.k8s.api.kinds import KINDS
@@ -95,7 +95,7 @@ class NamespaceObjects:
 
         Users without the right to read namespaces pass.
         """
-        question = Question("get", KINDS["Namespace"], "", self.namespace)
+        question = ApiCall("get", KINDS["Namespace"], "", self.namespace)
         try:
             object_of(self._connection.send("GET", question), "Namespace")
         except Refused as error:
@@ -186,14 +186,14 @@ class NamespaceObjects:
             for line in lines_of(response.iter_bytes(), _MOST_BYTES_OF_AN_OBJECT):
                 yield _change(question, response, line)
 
-    def _question(self, verb: str, kind: str, name: str = "", subresource: str = "") -> Question:
+    def _question(self, verb: str, kind: str, name: str = "", subresource: str = "") -> ApiCall:
         """Return what is asked for in this namespace, which messages name."""
-        return Question(verb, KINDS[kind], self.namespace, name, subresource)
+        return ApiCall(verb, KINDS[kind], self.namespace, name, subresource)
 
     def _send_or_none(
         self,
         method: str,
-        question: Question,
+        question: ApiCall,
         params: Mapping[str, str] | None = None,
         body: Object | None = None,
     ) -> httpx2.Response | None:
@@ -223,7 +223,7 @@ def _joined(selected: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in selected.items())
 
 
-def _change(question: Question, response: httpx2.Response, line: bytes) -> tuple[str, Object]:
+def _change(question: ApiCall, response: httpx2.Response, line: bytes) -> tuple[str, Object]:
     """Return a change from a line of a watch. Raise the error that the server sends in place of one."""
     try:
         event = json.loads(line)

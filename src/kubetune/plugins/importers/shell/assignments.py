@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.nodes import field_of, text_of
-from kubetune.plugins.importers.shell.state import Choice, Value, added, doubted
+from kubetune.plugins.importers.shell.state import Alternatives, Value, added, doubted
 from kubetune.plugins.importers.shell.values import Values
 
 # Variables of a function of the script: their values outside of it.
@@ -68,7 +68,7 @@ def doubt_all(values: Values, why: str) -> None:
 def _doubted(value: Value, why: str) -> Value:
     """Return a value that may be another one."""
     if isinstance(value, str):
-        return Choice((value,), why)
+        return Alternatives((value,), why)
     if isinstance(value, tuple):
         return doubted(value, why)
     return value

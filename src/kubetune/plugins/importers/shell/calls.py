@@ -10,7 +10,7 @@ from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.assignments import Outside, doubt_all
 from kubetune.plugins.importers.shell.nodes import is_known, parsed
-from kubetune.plugins.importers.shell.state import Choice, Command, Script, Word
+from kubetune.plugins.importers.shell.state import Alternatives, Command, Script, Word
 from kubetune.plugins.importers.shell.values import Values
 
 _DEEPEST_CALL: Final = 20  # functions that call themselves end somewhere
@@ -69,7 +69,7 @@ class Calls:
             case "read" | "mapfile":
                 for name in arguments:
                     self.values.set(
-                        name, Choice((), f"is read when the script runs (line {line})"), node
+                        name, Alternatives((), f"is read when the script runs (line {line})"), node
                     )
             case "eval" if is_known("".join(arguments)):
                 # The same shell reads it, so what it sets stays set.
@@ -92,7 +92,7 @@ class Calls:
         exported = {}
         for name in sorted(self.values.state.exported):
             value = self.values.get(name)
-            if isinstance(value, Choice):
+            if isinstance(value, Alternatives):
                 value = self.values.left_open(name, value.why)
             if isinstance(value, str):
                 exported[name] = value

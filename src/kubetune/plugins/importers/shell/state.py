@@ -15,7 +15,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternatives:
     """A variable that is set to different values in branches, of which the script takes one."""
 
     texts: tuple[str, ...]
@@ -23,7 +23,7 @@ class Choice:
 
 
 # An array has words.
-Value = str | tuple[Word, ...] | Choice
+Value = str | tuple[Word, ...] | Alternatives
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Script:
 
 
 @dataclass
-class State:
+class ShellState:
     """The variables at one place of the script."""
 
     values: dict[str, Value] = field(default_factory=dict)
@@ -55,19 +55,19 @@ class State:
     exported: frozenset[str] = frozenset()
     ended_by: str = ""  # exit or return, behind which nothing is called
 
-    def copy(self) -> State:
+    def copy(self) -> ShellState:
         """Return a state that a branch may change."""
-        return State(dict(self.values), dict(self.lines), self.exported, self.ended_by)
+        return ShellState(dict(self.values), dict(self.lines), self.exported, self.ended_by)
 
 
-def merged(before: State, ends: Sequence[State]) -> State:
+def merged(before: ShellState, ends: Sequence[ShellState]) -> ShellState:
     """Return what is known behind branches. One that ends the script says nothing of what follows.
 
     if [ -d data ]; then        ends:    A is 1, B is 1
       A=1 B=1                            A is 1, B is 2
     elif [ -d old ]; then                A is 9, but the script has ended
       A=1 B=2                   merged:  A is 1
-    else                                 B is 1 or 2: a Choice
+    else                                 B is 1 or 2: Alternatives
       A=9; exit
     fi
     """
@@ -84,7 +84,7 @@ def merged(before: State, ends: Sequence[State]) -> State:
     return result
 
 
-def _merge(name: str, ends: Sequence[State], result: State) -> None:
+def _merge(name: str, ends: Sequence[ShellState], result: ShellState) -> None:
     """Put what branches leave of one variable into the result."""
     values = [state.values.get(name) for state in ends]
     first = values[0]
@@ -109,11 +109,11 @@ def _choice(values: Sequence[Value | None], why: str) -> Value:
         return _words_of_any(lists, why)
     texts: list[str] = []
     for value in values:
-        if isinstance(value, Choice):
+        if isinstance(value, Alternatives):
             texts += value.texts
         else:
             texts.append(str(value or ""))
-    return Choice(tuple(dict.fromkeys(texts)), why)
+    return Alternatives(tuple(dict.fromkeys(texts)), why)
 
 
 def _words_of_any(lists: Sequence[tuple[Word, ...]], why: str) -> tuple[Word, ...]:
@@ -145,9 +145,9 @@ def added(earlier: Value, value: Value) -> Value:
         if isinstance(earlier, str) and earlier:
             return (Word(earlier), *value)
         return value
-    if isinstance(earlier, Choice):
+    if isinstance(earlier, Alternatives):
         texts = tuple(f"{text}{value}" for text in earlier.texts)
-        return Choice(texts, earlier.why)
+        return Alternatives(texts, earlier.why)
     if isinstance(earlier, tuple):
         return earlier
     return f"{earlier}{value}"

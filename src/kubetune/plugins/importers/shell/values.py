@@ -10,7 +10,7 @@ from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.arithmetic import calculated
 from kubetune.plugins.importers.shell.nodes import is_known, line_of, text_of
-from kubetune.plugins.importers.shell.state import Choice, State, Value, Word
+from kubetune.plugins.importers.shell.state import Alternatives, ShellState, Value, Word
 
 _EXPANSION: Final = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", re.DOTALL)
 _VARIABLE: Final = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
@@ -21,7 +21,7 @@ _NUMBER: Final = re.compile(r"-?[\d.]+(e-?\d+)?")
 class Values:
     """Fills in what is known at one place of a script after another."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShellState) -> None:
         self.state = state
         self.unclear: dict[str, str] = {}  # why a variable that stays as `$NAME` is not known
         self.line_of_text = 0  # of `eval TEXT`, while that text is walked
@@ -69,7 +69,7 @@ class Values:
         value = self.get(_whole_variable(node))
         if isinstance(value, tuple):
             return list(value)
-        if isinstance(value, Choice) and node.type != "string" and _holds_options(value):
+        if isinstance(value, Alternatives) and node.type != "string" and _holds_options(value):
             options = " ".join(value.texts)
             return [Word(word, value.why) for word in options.split()]
         text = self.text(node)
@@ -145,7 +145,7 @@ class Values:
         name = match[1] or match[2]
         sign = match[3] or ""
         value = self.get(name)
-        if isinstance(value, Choice):
+        if isinstance(value, Alternatives):
             return self.left_open(name, value.why)
         if isinstance(value, tuple):
             if not value:
@@ -209,7 +209,7 @@ class Values:
         return calculated(_NAME_IN_A_CALCULATION.sub(value_of, text))
 
 
-def _holds_options(value: Choice) -> bool:
+def _holds_options(value: Alternatives) -> bool:
     """Return True if a variable stands for options, such as `--bf16 true`, rather than for one value."""
     for text in value.texts:
         # -1 and -1e-4 are values.

@@ -12,7 +12,7 @@ from kubetune.plugins.importers.shell.assignments import assign, declare, unset
 from kubetune.plugins.importers.shell.calls import Calls
 from kubetune.plugins.importers.shell.comparisons import negated, tested
 from kubetune.plugins.importers.shell.nodes import field_of, first_line_of, is_known
-from kubetune.plugins.importers.shell.state import Choice, Script, State, merged
+from kubetune.plugins.importers.shell.state import Alternatives, Script, ShellState, merged
 from kubetune.plugins.importers.shell.values import Values
 
 # Commands before `&&` that ask something; others prepare what follows them.
@@ -35,7 +35,7 @@ class Walk:
     def __init__(self) -> None:
         self.script = Script()
         # The home folder has one name in any shell.
-        self.values = Values(State({"HOME": "~"}))
+        self.values = Values(ShellState({"HOME": "~"}))
         self.calls = Calls(self.script, self.values, self.body)
 
     def body(self, node: Node) -> None:
@@ -184,7 +184,7 @@ class Walk:
             self.body(body)
             return
         why = f"has several values (line {self.values.line_of(node)})"
-        self.values.set(name, Choice(texts, why), node)
+        self.values.set(name, Alternatives(texts, why), node)
         # What it calls is called for certain, and what it sets may be set more than once.
         self.branches([_NOTHING, ("", lambda: self.body(body))])
 
