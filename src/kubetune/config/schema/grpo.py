@@ -49,8 +49,8 @@ class ServersConfig(Section):
     urls: Annotated[tuple[str, ...], AsTuple] = Field(
         (),
         description="Address of each server, such as `http://10.0.0.7:8000`. A load balancer will not do, since an adapter "
-        "would reach only one server behind it. The servers see the run directory at the same path. Leave this out with "
-        "`kubernetes.samplers`, whose pods are the servers.",
+        "would reach only one server behind it. The servers see the run directory at the same path. With "
+        "`kubernetes.samplers` its pods are the servers.",
     )
     lag: Literal[0, 1] = Field(
         0,
