@@ -34,7 +34,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "run": {"info": {"run_id": "r", "experiment_id": "1", "status": "RUNNING"}, "data": {}}
     },
 }
-REQUESTS_TO_BEGIN = 4
+REQUESTS_TO_BEGIN = 5
 
 # Threads that have sent something by HTTP.
 SENDERS: list[int] = []

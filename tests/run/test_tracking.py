@@ -31,6 +31,7 @@ from kubetune.rundir.tracking.mlflow_tracker import MlflowSink, find_store
 from kubetune.rundir.tracking.tracker_queue import TrackedRun
 from kubetune.rundir.tracking.trackers import Tracker, open_tracker
 from tests import toy
+from tests.broken_store import WITHHELD, serving
 from tests.preferences import write_pairs
 from tests.toy import tracked_run
 
@@ -266,6 +267,86 @@ def test_a_start_killed_before_it_knew_the_id_leaves_no_run_behind(
     for _ in range(2):
         MlflowSink(settings, run, None).begin()
     assert len(runs(client)) == (2 if damaged else 1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with mlflow_server(tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["runs", "model-versions"])
+def test_a_command_killed_before_the_server_answered_makes_one_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, kind: str
+) -> None:
+    """The server makes a run, or a version of the model, and its answer does not arrive before kill -9."""
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "toy").mkdir()
+    inputs = toy.make_inputs(tmp_path / "toy")
+    with serving(server, WITHHELD, until=f"POST /api/2.0/mlflow/{kind}/create") as proxy:
+        settings = {
+            "uri": proxy.url, "experiment": f"killed at {kind}", "log_model": True,
+            "registered_model_name": f"killed-at-{kind}",
+        }  # fmt: skip
+        training = {"max_steps": 2, "eval_steps": 2, "save_steps": 2}
+        config = toy.make_config(inputs, training, tracking={"mlflow": settings})
+        sections = json.loads(config.model_dump_json(exclude_unset=True))
+        sections |= {"output": str(tmp_path / "run"), "compute": {"gpus_per_node": 0}}
+        (tmp_path / "run.yaml").write_text(json.dumps(sections))
+        command = [sys.executable, "-m", "kubetune", "train", str(tmp_path / "run.yaml")]
+        with subprocess.Popen(command, start_new_session=True) as killed:
+            assert proxy.arrived.wait(300)
+            os.killpg(killed.pid, signal.SIGKILL)
+        proxy.way = ""
+        subprocess.run(command, check=True)
+
+    client = MlflowClient(tracking_uri=server)
+    experiment = client.get_experiment_by_name(settings["experiment"])
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    (version,) = client.search_model_versions(f"name = '{settings['registered_model_name']}'")
+    assert version.run_id == run.info.run_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["runs", "model-versions"])
+def test_a_request_that_mlflow_repeats_makes_one_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, kind: str
+) -> None:
+    """The server makes a run, or a version of the model, and is late, so MLflow's client asks again."""
+    from mlflow import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    (tmp_path / "checkpoints" / "best").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "best" / "adapter_config.json").write_text("{}")
+    run = TrackedRun("bot", tmp_path, "causal_lm", "full", "m", {"name": "bot"})
+    with serving(server, WITHHELD, until=f"POST /api/2.0/mlflow/{kind}/create") as proxy:
+
+        def recover() -> None:
+            proxy.arrived.wait(300)
+            proxy.way = ""
+
+        recovery = threading.Thread(target=recover)
+        recovery.start()
+        settings = MlflowConfig(
+            uri=proxy.url, experiment=f"late at {kind}", log_model=True,
+            registered_model_name=f"late-at-{kind}",
+        )  # fmt: skip
+        sink = MlflowSink(settings, run, None)
+        sink.begin()
+        for _, send in sink.closing("FINISHED"):
+            send()
+        recovery.join()
+    client = MlflowClient(tracking_uri=server)
+    experiment = client.get_experiment_by_name(settings.experiment)
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert kept.info.status == "FINISHED"
+    (version,) = client.search_model_versions(f"name = '{settings.registered_model_name}'")
+    assert version.run_id == kept.info.run_id
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ _log = family_logger("TRACKING")
 _LONGEST_PARAM = 500
 _PARAMS_PER_CALL = 100
 # The tag by which a start finds the run that an earlier one made, and was killed before it knew the id.
-_CLAIM: Final = "kubetune.claim"
+CLAIM: Final = "kubetune.claim"
 _CLAIM_FORM: Final = re.compile("[0-9a-f]{32}")
 _LIBRARIES: Final = ("torch", "transformers", "peft", "kubetune")
 
@@ -95,14 +95,29 @@ class MlflowRun:
             and isinstance(claim, str)
             and _CLAIM_FORM.fullmatch(claim)
         ):
-            wanted = f"tags.`{_CLAIM}` = '{claim}'"
-            for run in self._client.search_runs([experiment_id], wanted, max_results=1):
-                return str(run.info.run_id)
+            run_id = self._first_claimed(experiment_id, claim)
+            if run_id is not None:
+                return run_id
         claim = uuid.uuid4().hex
         self._note({"uri": self._uri, "claim": claim})
-        tags = {_CLAIM: claim}
+        tags = {CLAIM: claim}
         created = self._client.create_run(experiment_id, run_name=self._run.name, tags=tags)
-        return str(created.info.run_id)
+        return self._first_claimed(experiment_id, claim) or str(created.info.run_id)
+
+    def _first_claimed(self, experiment_id: str, claim: str) -> str | None:
+        """Return the id of the first run with a claim, and delete the others. None without any.
+
+        MLflow repeats a request whose answer is late, and each may have made a run.
+        """
+        wanted = f"tags.`{CLAIM}` = '{claim}'"
+        order = ["attributes.start_time ASC"]
+        ids = [
+            str(run.info.run_id)
+            for run in self._client.search_runs([experiment_id], wanted, order_by=order)
+        ]
+        for run_id in ids[1:]:
+            self._client.delete_run(run_id)
+        return next(iter(ids), None)
 
     def _note(self, known: dict[str, str]) -> None:
         text = json.dumps(known) + "\n"

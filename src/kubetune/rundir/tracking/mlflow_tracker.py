@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from kubetune.base.logs import family_logger, scrub
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics, shapes
-from kubetune.rundir.tracking.mlflow_run import MlflowRun
+from kubetune.rundir.tracking.mlflow_run import CLAIM, MlflowRun
 from kubetune.rundir.tracking.tracker_queue import (
     SECONDS_FOR_FILES,
     SECONDS_TO_SEND_THE_REST,
@@ -182,7 +183,12 @@ class MlflowSink(Sink):
         if any(version.name == name for version in versions):
             return
         source = f"{self._client.get_run(self._run_id).info.artifact_uri}/model"
-        model = self._client.create_model_version(name, source, self._run_id)
+        claim = uuid.uuid4().hex
+        model = self._client.create_model_version(name, source, self._run_id, tags={CLAIM: claim})
+        # MLflow repeats a request whose answer is late. Each may have made a version.
+        for made in self._client.search_model_versions(f"run_id = '{self._run_id}'"):
+            if made.tags.get(CLAIM) == claim and made.version != model.version:
+                self._client.delete_model_version(name, made.version)
         _log.info("MLflow has the model as %s, version %s", name, model.version)
 
 
