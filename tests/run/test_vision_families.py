@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoImageProcessor,
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -39,7 +40,7 @@ from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision import whole_processor
 from kubetune.data.vision.encode_images import VisionEncoder
-from kubetune.data.vision.image_processor import processor_of
+from kubetune.data.vision.image_processor import ImageProcessor, Placeholder, processor_of
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload, tune
@@ -476,3 +477,17 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(name: str, tmp_path:
     ]
     assert toy.train(cut) == [0]
     assert toy.digests(cut) == toy.digests(toy.finished(tmp_path / "whole", config))
+
+
+def test_an_image_processor_that_counts_rows_is_left_to_its_own_code(tmp_path: Path) -> None:
+    """HYV4-VL's cuts a grid too, and writes a token after each row of it."""
+    if "hy_v4_vl" not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no hy_v4_vl")
+    for name in ("HYV4VLImageProcessor", "Qwen2VLImageProcessor"):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = folder / "preprocessor_config.json"
+        file.write_text(json.dumps({"image_processor_type": name}))
+        placeholder = Placeholder("<image>", 5, None)
+        processor = ImageProcessor(name, {file.name: file}, VisionConfig(), placeholder)
+        assert processor.is_grid is (name == "Qwen2VLImageProcessor")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -121,7 +122,11 @@ class ImageProcessor:
         for name in ("patch_size", "merge_size", "size", "get_number_of_image_patches"):
             if not hasattr(self._loaded, name):
                 return False
-        return "image_grid_thw" in self._loaded.model_input_names
+        if "image_grid_thw" not in self._loaded.model_input_names:
+            return False
+        # HYV4-VL's returns two numbers, since it writes a token after each row of a grid: its own code counts those.
+        side = self._loaded.patch_size * self._loaded.merge_size
+        return isinstance(self._loaded.get_number_of_image_patches(side, side), numbers.Integral)
 
     @cached_property
     def whole(self) -> WholeProcessor:
