@@ -12,9 +12,9 @@ from transformers import AutoModelForImageTextToText
 
 from kubetune.config.schema import Config
 from kubetune.models.learner import Learner
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import choose_attention
 from kubetune.models.prefix_sharing import why_not
-from kubetune.models.spec import ModelSpec
 from kubetune.tasks import vision_language
 from tests.architectures import ONE_BY_ONE, PADDING_FREE, PROMISED, build_model
 from tests.hybrids import BIASED, HYBRIDS

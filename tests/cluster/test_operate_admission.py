@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kubetune.k8s.cluster import admission
-from kubetune.k8s.manifests.spec import Manifest
+from kubetune.k8s.manifests.run_spec import Manifest
 from tests.cluster.operation import Desk
 from tests.cluster.test_operate_queue import queue
 

@@ -20,8 +20,8 @@ import pytest
 
 from kubetune import errors
 from kubetune.k8s.cluster import submit
-from kubetune.library.sweep.record import read_record
 from kubetune.library.sweep.remote import ClusterRunner
+from kubetune.library.sweep.sweep_record import read_record
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, as_script, slow, write_progress
 

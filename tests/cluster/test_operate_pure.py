@@ -34,7 +34,7 @@ from kubetune.k8s.cluster.log_follow import LogCopy, Position
 from kubetune.k8s.cluster.submission import spec_of
 from kubetune.k8s.cluster.termination import last_step, trusted
 from kubetune.k8s.manifests.kinds.kind import State
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, pack_tree
 

@@ -14,7 +14,7 @@ import yaml
 
 from kubetune import errors
 from kubetune.config.load import load_config
-from kubetune.library.sweep.record import Record, TrialRun, read_record
+from kubetune.library.sweep.sweep_record import Record, TrialRun, read_record
 from kubetune.rundir import metrics
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk

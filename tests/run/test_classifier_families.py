@@ -18,7 +18,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
 from kubetune.errors import ModelError
 from kubetune.models.acceleration import Workload
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.tasks import sequence_classification as task
 from tests import reviews

@@ -23,10 +23,10 @@ from kubetune import cli, errors
 from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.resolved import read_config
 from kubetune.data.prepared.prepare import prepare
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.reporting.page import charts_of
 from kubetune.reporting.reading import read_run

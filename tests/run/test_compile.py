@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from kubetune import errors
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, can_compile
 from kubetune.models.acceleration import Workload, wants_compile
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import metrics
 from kubetune.tasks import task_of
 from kubetune.training.stop import StopRequest

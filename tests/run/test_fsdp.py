@@ -23,7 +23,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints
 from kubetune.tasks import causal_lm

@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kubetune import cli, errors
 from kubetune.batching.batch import collate
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.config.schema import Config, GrpoConfig, ModelConfig, RewardConfig
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import own_attention
 from kubetune.models.prefix_sharing import why_not
-from kubetune.models.spec import ModelSpec
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.counted_draws import choose, uniforms
 from kubetune.tasks import causal_lm

@@ -16,7 +16,7 @@ from kubetune.config.schema import Config, GrpoConfig
 from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.models import fsdp
 from kubetune.models.acceleration import Workload
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.tasks.grpo import objective
 from kubetune.tasks.grpo import task as grpo
 from kubetune.training.rollouts import answer_rows

@@ -15,8 +15,8 @@ from kubetune.config.schema.evaluation import BenchmarksConfig
 from kubetune.distributed.process_group import World
 from kubetune.models import prefix_sharing
 from kubetune.models.acceleration import Workload
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import own_attention
-from kubetune.models.spec import ModelSpec
 from kubetune.reporting import write_report
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import exit_status, metrics

@@ -23,7 +23,7 @@ from kubetune import cli
 from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.config.schema import Config, ModelConfig, PreferenceConfig
 from kubetune.distributed.process_group import World
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.reporting.page import charts_of
 from kubetune.reporting.reading import read_run
 from kubetune.result.inference.evaluate_run import evaluate_run

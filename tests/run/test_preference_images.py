@@ -22,7 +22,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.result.inference.answering import Sampling, answer, load_run
 from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.result.publishing.exporting import export_run

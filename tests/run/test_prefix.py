@@ -17,7 +17,7 @@ from torch import nn
 from kubetune import cli
 from kubetune.batching.batch import collate
 from kubetune.batching.feed import Work
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.config.schema import PreferenceConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
@@ -29,9 +29,9 @@ from kubetune.models.acceleration import Workload, recompute_activations
 from kubetune.models.attention_hooks import CannotRunPaddingFree, longest_path
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import Route, choose_attention
 from kubetune.models.prefix_sharing import why_not
-from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, preference

@@ -17,8 +17,8 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.quantization import count
-from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.rundir import checkpoints, metrics

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kubetune import errors
 from kubetune.base import cpu
 from kubetune.batching.batch import collate
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.kernels.padded_rows import PaddedRows, batches_of
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import padding_free, recurrences

@@ -20,14 +20,14 @@ from transformers import (
 import kubetune
 from kubetune import cli, errors
 from kubetune.batching.batch import Batch
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.data.prepared.prefix_rules import GRAIN
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.learner import Learner
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import Route
 from kubetune.models.prefix_sharing import why_not
-from kubetune.models.spec import ModelSpec
 from kubetune.rundir import metrics
 from kubetune.tasks import reward_model
 from tests import reviews, toy

@@ -17,7 +17,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.reading.sources import names_of
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
 from kubetune.reporting.page import charts_of

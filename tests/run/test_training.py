@@ -27,7 +27,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.adapters.lora import add_lora
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.supervisor.run_folder import check_run_dir

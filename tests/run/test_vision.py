@@ -39,7 +39,7 @@ from kubetune.models import padding_free
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.result.inference.answering import LoadedModel, Sampling, answer, load_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics

@@ -45,7 +45,7 @@ from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.adapters.lora import add_lora
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.activations import goes_alone
 from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import TOWERS, read_weights

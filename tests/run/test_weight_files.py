@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from kubetune import errors
 from kubetune.config.schema import ModelConfig
 from kubetune.models import loading
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.training.optimizer.shards import Buffers
 from tests import toy
 

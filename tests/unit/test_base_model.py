@@ -23,7 +23,7 @@ from kubetune.data.prepared.tally import require_rows
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.base_model import lacks_whole_modules, positions_of
 from kubetune.plan.linears import unreached
 from kubetune.plan.model_shapes import read_config

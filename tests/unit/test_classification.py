@@ -24,12 +24,12 @@ from kubetune.data.prepared.pipeline import RecordBatch
 from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.reading.examples import Labelled
 from kubetune.data.reading.formats import convert
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.spec import Split
 from kubetune.data.text import find_labels as find_labels_module
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.encode_labelled import LabelledEncoder
-from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.kernels.attention.blockwise import Rule

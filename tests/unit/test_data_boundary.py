@@ -17,7 +17,7 @@ from kubetune.config.schema import DataConfig, ModelConfig, RecordKind, SourceCo
 from kubetune.data.prepared.pipeline import BatchResult, RecordBatch
 from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.reading.record import Record
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny import train_tokenizer
 

@@ -14,8 +14,8 @@ from kubetune.config.schema import ModelConfig
 from kubetune.data.reading.examples import Chat
 from kubetune.data.reading.formats import convert, read
 from kubetune.data.reading.images import image_of_row
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import read_file
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from tests import records

@@ -21,7 +21,7 @@ from kubetune.data.reading.sources import locate
 from kubetune.errors import DataError
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests.kinds import trainjob
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.importers import import_config
 from tests.golden.manifests import FOLDER
@@ -123,7 +123,7 @@ from pathlib import Path
 import pyarrow
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import count_rows, read_source
 from kubetune.errors import DataError
 

@@ -24,9 +24,9 @@ from kubetune.data.reading.files.delimited import read_csv
 from kubetune.data.reading.files.json_files import count_lines, read_json
 from kubetune.data.reading.files.parquet import parquet_rows, read_parquet
 from kubetune.data.reading.formats import convert
-from kubetune.data.reading.problems import SHOWN, Problems
 from kubetune.data.reading.readers import read_file, reader_of
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import SHOWN, Problems
 from kubetune.data.reading.sources import count_rows, locate, read_source
 from kubetune.errors import DataError
 

@@ -20,7 +20,7 @@ from kubetune.config.schema import ModelConfig, SourceConfig
 from kubetune.data.reading.convert import convert_source
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.hub import find_files, unresolved_host
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.selection import select_rows
 from kubetune.data.reading.sources import count_rows, locate, read_source
 from kubetune.data.text.encode import trained_messages

@@ -15,7 +15,7 @@ from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import render
-from kubetune.k8s.manifests.spec import Manifest
+from kubetune.k8s.manifests.run_spec import Manifest
 from kubetune.plan.plan import make_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "full.yaml"

@@ -20,7 +20,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.pod_templates import pod_templates
-from kubetune.k8s.manifests.smoke import smoke_config
+from kubetune.k8s.manifests.smoke_manifests import smoke_config
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config
 from kubetune.rundir.exit_status import ExitStatus, clear_exit_statuses, write_exit_status

@@ -18,7 +18,7 @@ from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.loading import check_positions, check_rows, load_pretrained
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan import model_shapes
 from kubetune.training.start.start_log import log_padding
 from tests.architectures import PADDING_FREE, PROMISED, build_model, save_model

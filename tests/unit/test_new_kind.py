@@ -13,7 +13,7 @@ KIND = '''
 from typing import Any, ClassVar
 
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
 
@@ -53,7 +53,7 @@ from kubetune.k8s.cluster import pods
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.pod_templates import pod_templates, pods_of
-from kubetune.k8s.manifests.spec import plan_without_data
+from kubetune.k8s.manifests.run_spec import plan_without_data
 from kubetune.k8s.manifests.kustomize import configuration
 
 config = load_config(Path("run.yaml"), environ={})

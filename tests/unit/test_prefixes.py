@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.data.order import Ids
 from kubetune.data.prepared import prefixes
 from kubetune.data.prepared.micro_batches import split_batch

@@ -22,7 +22,7 @@ from kubetune.rundir import checkpoints, metrics, rollout_files
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.status import read_status
 from kubetune.scoring import verdict
-from kubetune.ui.records import spark
+from kubetune.ui.run_index import spark
 from tests import toy
 
 # Variants of a file that are tried; there are thousands.

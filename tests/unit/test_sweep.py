@@ -23,10 +23,10 @@ from kubetune.errors import ConfigError
 from kubetune.library.sweep import ranges
 from kubetune.library.sweep.budget import parse as parse_budgets
 from kubetune.library.sweep.driver import Driver
+from kubetune.library.sweep.live_page import sweep_facts
 from kubetune.library.sweep.local import slots_of
-from kubetune.library.sweep.page import sweep_facts
-from kubetune.library.sweep.recipe import Recipe
-from kubetune.library.sweep.record import (
+from kubetune.library.sweep.runner import Observation
+from kubetune.library.sweep.sweep_record import (
     Record,
     Search,
     Trial,
@@ -35,7 +35,7 @@ from kubetune.library.sweep.record import (
     read_search,
     write_search,
 )
-from kubetune.library.sweep.runner import Observation
+from kubetune.library.sweep.trial_configs import Recipe
 from kubetune.library.sweep.winner import noise, write_best
 from kubetune.library.training import start_child
 from kubetune.rundir.exit_status import ExitStatus

@@ -23,7 +23,7 @@ from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep import ranges
-from kubetune.library.sweep.record import (
+from kubetune.library.sweep.sweep_record import (
     LOCK,
     Record,
     Trial,

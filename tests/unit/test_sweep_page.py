@@ -14,10 +14,10 @@ import pytest
 from kubetune.base.locks import lock
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.sweep import overview
+from kubetune.library.sweep.live_page import sweep_facts, write_page
 from kubetune.library.sweep.overview import find_sweeps, sweep_state
-from kubetune.library.sweep.page import sweep_facts, write_page
 from kubetune.library.sweep.ranges import split
-from kubetune.library.sweep.record import (
+from kubetune.library.sweep.sweep_record import (
     LOCK,
     SWEEP,
     TRIALS,

@@ -30,8 +30,8 @@ from kubetune.errors import USER
 from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.ui import jobs
 from kubetune.ui.form import at_hand
-from kubetune.ui.form.fields import form
 from kubetune.ui.form.fixes import as_run_name
+from kubetune.ui.form.form_fields import form
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
 from kubetune.ui.site import Site, spans

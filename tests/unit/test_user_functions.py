@@ -13,7 +13,7 @@ import kubetune
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.config.schema.evaluation import OwnMetricsConfig
-from kubetune.library.functions import RunFollower, with_metrics
+from kubetune.library.users_functions import RunFollower, with_metrics
 from kubetune.rundir import metrics
 from kubetune.scoring import own_functions
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.data.order import (
     Ids,
     epoch_order,

@@ -5,5 +5,5 @@ they raise. What a verb and a function share is here, and cli takes it from here
 then `training`.
 
 A run trains in a process of its own (`child`), to which only data are sent; a user's functions reach
-it by their file and name (`functions`).
+it by their file and name (`users_functions`).
 """

@@ -13,9 +13,9 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests import render as make_manifests
 from kubetune.k8s.manifests.mistakes import Mistake
-from kubetune.k8s.manifests.spec import Manifest, plan_without_data
+from kubetune.k8s.manifests.run_spec import Manifest, plan_without_data
+from kubetune.library.cluster_connection import open_cluster
 from kubetune.library.configs import ConfigLike, config_of
-from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.k8s.cluster.submit import JobRef

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from kubetune.base.files import StrPath
 from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError
-from kubetune.library.functions import Metric
 from kubetune.library.run_handle import RunLike, folder_of, folders_of
+from kubetune.library.users_functions import Metric
 
 if TYPE_CHECKING:
     from kubetune.result.inference.evaluate_run import Evaluation

@@ -29,9 +29,9 @@ from kubetune.base.yaml_reader import read_file
 from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.library.configs import ConfigLike
-from kubetune.library.functions import Metric, RunFollower, with_metrics
 from kubetune.library.plans import plan_here
 from kubetune.library.run_handle import Run
+from kubetune.library.users_functions import Metric, RunFollower, with_metrics
 from kubetune.rundir import exit_status
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor.run_folder import check_run_dir

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.config.schema import TrainingConfig
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.distributed.process_group import World, agree, gather
 from kubetune.kernels import pointwise
 from kubetune.models import fused_forwards

@@ -40,7 +40,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.distributed.process_group import World
 from kubetune.models import loading, patches, weight_files
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.model_shapes import TOWERS
 
 Result = TypeVar("Result")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
     from kubetune.batching.feed import Work
     from kubetune.config.schema import GrpoConfig, PreferenceConfig
-    from kubetune.data.text.labels import Labels
+    from kubetune.data.text.class_labels import Labels
     from kubetune.distributed.process_group import World
     from kubetune.kernels.cross_entropy import GradientSum
     from kubetune.models.compiled_layers import CompiledLayers

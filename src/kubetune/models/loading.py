@@ -44,7 +44,7 @@ from kubetune.plan.linears import UNQUANTISED, is_expert
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
-    from kubetune.models.spec import ModelSpec
+    from kubetune.models.model_spec import ModelSpec
 
 # Warnings about functions that transformers and PEFT have renamed. A user of ours can change nothing about it.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")

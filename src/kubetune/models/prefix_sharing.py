@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.kernels.attention.blockwise import paths
 from kubetune.models import fsdp
 from kubetune.models.attention_hooks import CannotRunPaddingFree, packed

@@ -22,7 +22,7 @@ from kubetune.k8s.cluster.asking_pods import PodContainer, on_all
 from kubetune.k8s.cluster.cluster_runs import running
 from kubetune.k8s.cluster.pods import IDLE, has_ended
 from kubetune.k8s.manifests.configmap import pod_config
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 from kubetune.k8s.run_names import name_beside, run_name
 
 # Folder in the pods: `tree` is the code, beside it the config, the log and the process id.

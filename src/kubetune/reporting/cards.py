@@ -8,7 +8,7 @@ from typing import Any
 from kubetune.base.humanize import duration, number, share, short, size
 from kubetune.config.metric_names import full_name, is_greater_better
 from kubetune.reporting.reading import RunRecord
-from kubetune.reporting.verdict import verdict
+from kubetune.reporting.verdict_lines import verdict
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.status import launched_at, ranks, state_of
 

@@ -17,7 +17,7 @@ from kubetune.reporting import cards
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.rollouts import SECTION, shown_rollouts
-from kubetune.reporting.verdict import verdict
+from kubetune.reporting.verdict_lines import verdict
 
 # Limits of a page, so that it can still be read.
 MOST_EVALUATIONS = 24  # rows of the table of evaluations

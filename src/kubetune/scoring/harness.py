@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.data.prepared.prefixes import sort_by_prefix
 from kubetune.extras import require
 from kubetune.models import fsdp, prefix_sharing

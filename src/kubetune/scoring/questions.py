@@ -13,7 +13,7 @@ from kubetune.config.schema import SourceConfig
 from kubetune.data.order import shuffled
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.images import ImageRef
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.text.answer_targets import last_answer
 

@@ -19,7 +19,7 @@ from kubetune.models.acceleration import Workload, tune
 from kubetune.models.adapters import lora
 from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.tasks.task import Task
 
 if TYPE_CHECKING:

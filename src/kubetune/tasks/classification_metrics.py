@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema import PreferenceConfig, TrainingConfig
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
-    from kubetune.models.spec import ModelSpec
+    from kubetune.models.model_spec import ModelSpec
 
 
 class Scores(NamedTuple):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kubetune.batching.batch import Batch
 from kubetune.config.metric_names import REWARD_MEASURES
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World, gather_parts
 from kubetune.models import fsdp
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema import TrainingConfig
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
-    from kubetune.models.spec import ModelSpec
+    from kubetune.models.model_spec import ModelSpec
 
 # What config.json of such a model names its only output.
 REWARD: Final = Labels("regression", ("reward",))

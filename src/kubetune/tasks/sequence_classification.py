@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from kubetune import errors
 from kubetune.batching.batch import Batch
 from kubetune.config.metric_names import ProblemType
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.distributed.process_group import World, gather_parts
@@ -33,8 +33,8 @@ from kubetune.models.classifier_pooling import (
     prepare_pooling,
 )
 from kubetune.models.learner import Learner
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import unwrap
-from kubetune.models.spec import ModelSpec
 from kubetune.tasks.classification_metrics import (
     count_confusions,
     losses_of,

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from kubetune.batching.feed import Work
     from kubetune.config.schema import TrainingConfig
     from kubetune.data.prepared.rows import Rows
-    from kubetune.data.text.labels import Labels
+    from kubetune.data.text.class_labels import Labels
     from kubetune.distributed.process_group import World
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
-    from kubetune.models.spec import ModelSpec
+    from kubetune.models.model_spec import ModelSpec
 
 
 class Task:

@@ -22,8 +22,8 @@ from kubetune.models import fsdp, loading
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.adapters import lora
 from kubetune.models.learner import Learner, lone_sequences
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import Route, choose_attention
-from kubetune.models.spec import ModelSpec
 from kubetune.plan.linears import frozen_names
 from kubetune.plan.model_shapes import TOWERS
 from kubetune.tasks import vision_check

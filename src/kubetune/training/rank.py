@@ -10,7 +10,7 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.identity import Check
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.supervisor.rank_environment import RANKS

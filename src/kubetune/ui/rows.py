@@ -26,7 +26,7 @@ from kubetune.data.prepared.prepare import LABELS, damage_of
 from kubetune.data.prepared.row_writer import FILES
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.spec import DataSpec
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.rundir.starts import day_of
 

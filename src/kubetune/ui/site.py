@@ -25,7 +25,7 @@ from kubetune.reporting.rendering import environment
 from kubetune.rundir.machine import versions
 from kubetune.ui.chat.talkers import Talkers
 from kubetune.ui.jobs import Jobs
-from kubetune.ui.records import Records
+from kubetune.ui.run_index import Records
 
 _MOST_BYTES = 1 << 20  # of the body of a request
 BODY_SECONDS = 30.0  # for the body of a request to arrive

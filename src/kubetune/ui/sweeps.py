@@ -9,10 +9,10 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.library.sweep.page import sweep_facts
-from kubetune.library.sweep.record import SWEEP, TRIAL_RUNS
+from kubetune.library.sweep.live_page import sweep_facts
+from kubetune.library.sweep.sweep_record import SWEEP, TRIAL_RUNS
 from kubetune.reporting.sweeps.facts import TrialFacts
-from kubetune.reporting.sweeps.page import TEMPLATE, template_facts
+from kubetune.reporting.sweeps.sweep_page import TEMPLATE, template_facts
 from kubetune.rundir.status import LIVE
 from kubetune.ui.run_pages import MOST_COMPARED, address
 from kubetune.ui.site import Missing, Site, page, site_of

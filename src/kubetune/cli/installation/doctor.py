@@ -32,7 +32,7 @@ from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.cli.tables import GREEN, RED, YELLOW, print_fact
-from kubetune.library.connection import open_cluster
+from kubetune.library.cluster_connection import open_cluster
 from kubetune.plan.model_shapes import hub_home
 
 Level = Literal["ok", "note", "wrong"]

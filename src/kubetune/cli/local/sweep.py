@@ -22,8 +22,8 @@ from kubetune.extras import require
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 if TYPE_CHECKING:
-    from kubetune.library.sweep.recipe import Load
-    from kubetune.library.sweep.record import Record, Search, Trial
+    from kubetune.library.sweep.sweep_record import Record, Search, Trial
+    from kubetune.library.sweep.trial_configs import Load
 
 # Words that take the place of the run file.
 ACTIONS = ("status", "best", "stop")
@@ -245,7 +245,7 @@ def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
 @prints_json
 def _status(args: argparse.Namespace) -> Answer:
     """Show all trials, and the state of the sweep as a whole."""
-    from kubetune.library.sweep.record import read_record, read_search
+    from kubetune.library.sweep.sweep_record import read_record, read_search
 
     search = read_search(args.folder)
     record = read_record(args.folder)
@@ -255,7 +255,7 @@ def _status(args: argparse.Namespace) -> Answer:
 def _show_status(folder: Path, search: Search, record: Record) -> None:
     """Print a table of the trials, and below it why nothing goes on, if so."""
     from kubetune.library.sweep.overview import sweep_state
-    from kubetune.library.sweep.record import summary
+    from kubetune.library.sweep.sweep_record import summary
 
     # A trial's row has the best value so far, and the settings as they were typed.
     head = ("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY")
@@ -271,7 +271,7 @@ def _show_status(folder: Path, search: Search, record: Record) -> None:
 def _row(trial: Trial) -> tuple[object, ...]:
     """Return the line of a trial in the table."""
     from kubetune.library.sweep.ranges import short_text
-    from kubetune.library.sweep.record import state_of
+    from kubetune.library.sweep.sweep_record import state_of
 
     value = ""
     if trial.value is not None:
@@ -300,7 +300,7 @@ def _facts(search: Search, record: Record) -> dict[str, Any]:
 @prints_json
 def _best(args: argparse.Namespace) -> Answer:
     """Show the run file of the best trial."""
-    from kubetune.library.sweep.record import BEST, read_record, read_search
+    from kubetune.library.sweep.sweep_record import BEST, read_record, read_search
     from kubetune.library.sweep.winner import best_of
 
     # The driver writes the file whenever there is a new best trial.
@@ -319,7 +319,13 @@ def _best(args: argparse.Namespace) -> Answer:
 
 def _stop(args: argparse.Namespace) -> int:
     """Ask the driver to stop. Without one on this machine, stop the trials on the cluster."""
-    from kubetune.library.sweep.record import LOCK, at_rest, read_record, read_search, write_record
+    from kubetune.library.sweep.sweep_record import (
+        LOCK,
+        at_rest,
+        read_record,
+        read_search,
+        write_record,
+    )
 
     folder = args.folder
     search = read_search(folder)
@@ -348,7 +354,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 def _stop_on_cluster(search: Search) -> list[str]:
     """Stop all trials of a sweep on its cluster. Return the names of their runs."""
-    from kubetune.library.connection import open_cluster
+    from kubetune.library.cluster_connection import open_cluster
     from kubetune.library.sweep.remote import stop_all
 
     return stop_all(open_cluster(search.namespace), search.name)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import Report, Sample, Shapes
     from kubetune.data.inspect.gallery import Gallery
-    from kubetune.data.reading.problems import Problems
+    from kubetune.data.reading.record_problems import Problems
     from kubetune.data.text.tokenizer import Tokenizer
 
 # The finding that is about the run, not about its data.
@@ -140,7 +140,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import check
     from kubetune.data.inspect.gallery import Gallery
-    from kubetune.data.reading.problems import SHOWN
+    from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import require_sources
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
     from kubetune.library import verdict
@@ -253,7 +253,7 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
     from kubetune.config.schema import SourceConfig
     from kubetune.data.columns import left_out
     from kubetune.data.inspect.check import check_shapes
-    from kubetune.data.reading.problems import SHOWN
+    from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import not_read
 
     if args.overrides:
@@ -381,7 +381,7 @@ def _show(report: Report, console: Console) -> None:
 
 def _show_problems(problems: Problems, console: Console) -> None:
     """Print the first records that cannot be used, each with its line, and the number of the others."""
-    from kubetune.data.reading.problems import SHOWN
+    from kubetune.data.reading.record_problems import SHOWN
 
     sentences = problems.sentences()
     for text in sentences[:SHOWN]:

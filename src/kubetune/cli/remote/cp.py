@@ -15,11 +15,11 @@ from kubetune.cli.remote.run_on_cluster import (
     message_on_interrupt,
 )
 from kubetune.errors import OK, ConfigError
-from kubetune.library.connection import open_cluster
+from kubetune.library.cluster_connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
-    from kubetune.k8s.manifests.spec import RunSpec
+    from kubetune.k8s.manifests.run_spec import RunSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from kubetune.cli.remote.exec import Marked
 from kubetune.cli.remote.run_on_cluster import asker, message_on_interrupt, prefix
 from kubetune.errors import OK, USER, ConfigError
-from kubetune.library.connection import open_cluster
+from kubetune.library.cluster_connection import open_cluster
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
-    from kubetune.k8s.manifests.spec import RunSpec
+    from kubetune.k8s.manifests.run_spec import RunSpec
 
 
 _ACTIONS = ("start", "run", "stop")

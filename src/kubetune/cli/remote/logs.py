@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster, Object
     from kubetune.k8s.cluster.log_follow import Look, Source
     from kubetune.k8s.manifests.kinds.kind import State
-    from kubetune.k8s.manifests.spec import RunSpec
+    from kubetune.k8s.manifests.run_spec import RunSpec
 
 _POLL_SECONDS = 1.0
 # Between two attempts while nothing answers; it doubles up to this.
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.cluster.log_follow import LogFollower
     from kubetune.k8s.cluster.pods import node_number
     from kubetune.k8s.manifests.initialisers import PREPROCESS
+    from kubetune.k8s.manifests.run_spec import TRAINER
     from kubetune.k8s.manifests.samplers import SAMPLER
-    from kubetune.k8s.manifests.spec import TRAINER
 
     show = printer(spec)
     tell = teller(cluster, spec)
@@ -175,7 +175,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.pods import component_of, event_time, is_running, without_names
     from kubetune.k8s.cluster.run_events import concerns
-    from kubetune.k8s.manifests.spec import TRAINER
+    from kubetune.k8s.manifests.run_spec import TRAINER
 
     # Messages already printed, without names of pods: of many pods that wait for the same, only the first is shown.
     said_before = set[str]()
@@ -237,8 +237,8 @@ def _by_name(pods: Sequence[Object]) -> dict[str, Object]:
     """Return the pods that prepare, draw or train, by name. Others, such as TensorBoard's, are no news of the run."""
     from kubetune.k8s.cluster.pods import component_of, name_of
     from kubetune.k8s.manifests.initialisers import PREPROCESS
+    from kubetune.k8s.manifests.run_spec import TRAINER
     from kubetune.k8s.manifests.samplers import SAMPLER
-    from kubetune.k8s.manifests.spec import TRAINER
 
     by_name = {}
     for pod in pods:

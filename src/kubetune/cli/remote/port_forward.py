@@ -13,7 +13,7 @@ from kubetune.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
-    from kubetune.k8s.manifests.spec import RunSpec
+    from kubetune.k8s.manifests.run_spec import RunSpec
 
 # Variable of the pod of each server that asks for a token.
 _TOKENS = {"jupyter": "JUPYTER_TOKEN", "ui": "KUBETUNE_UI_TOKEN"}

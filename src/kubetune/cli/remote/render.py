@@ -24,9 +24,9 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import KINDS, dump, local_files, render, secret_templates
 from kubetune.k8s.manifests.kustomize import CONFIGURATION, configuration
 from kubetune.k8s.manifests.mistakes import Mistake, advice
-from kubetune.k8s.manifests.patches import effects
-from kubetune.k8s.manifests.smoke import smoke_config, testing
-from kubetune.k8s.manifests.spec import Manifest, plan_without_data
+from kubetune.k8s.manifests.run_spec import Manifest, plan_without_data
+from kubetune.k8s.manifests.smoke_manifests import smoke_config, testing
+from kubetune.k8s.manifests.user_patches import effects
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like those of the run test ranks, links and volumes"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import shell_word
 from kubetune.errors import ConfigError, EnvironmentFault, MissingExtra
-from kubetune.library.connection import open_cluster
+from kubetune.library.cluster_connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
     from kubetune.k8s.cluster.asking_pods import PodContainer
-    from kubetune.k8s.manifests.spec import RunSpec
+    from kubetune.k8s.manifests.run_spec import RunSpec
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 

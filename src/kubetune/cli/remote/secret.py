@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.errors import OK, ConfigError
-from kubetune.library.connection import open_cluster
+from kubetune.library.cluster_connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def _store(cluster: Cluster, name: str, key: str, value: str) -> None:
     """Set a key of a Secret, which is created if it does not exist."""
     from kubetune.k8s.api.api_errors import Refused
-    from kubetune.k8s.manifests.spec import MANAGED_BY
+    from kubetune.k8s.manifests.run_spec import MANAGED_BY
 
     encoded = base64.b64encode(value.encode()).decode()
     data = {"data": {key: encoded}}

@@ -12,10 +12,10 @@ from kubetune import errors
 from kubetune.cli.remote.render import SMOKE_HELP, rendered
 from kubetune.cli.remote.run_on_cluster import asker, local_folder, message_on_interrupt
 from kubetune.k8s.manifests import KINDS, dump
-from kubetune.k8s.manifests.smoke import testing
-from kubetune.k8s.manifests.spec import plan_without_data
+from kubetune.k8s.manifests.run_spec import plan_without_data
+from kubetune.k8s.manifests.smoke_manifests import testing
+from kubetune.library.cluster_connection import open_cluster
 from kubetune.library.clusters import check_data
-from kubetune.library.connection import open_cluster
 from kubetune.supervisor.command_line import add_run_arguments
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kubetune.k8s.cluster.cluster_runs import ObservedRun
     from kubetune.k8s.cluster.log_follow import Source
     from kubetune.k8s.cluster.submit import JobRef
-    from kubetune.k8s.manifests.spec import Manifest, RunSpec
+    from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -156,7 +156,7 @@ def _write(output: Path, rows: Iterable[dict[str, Any]], count: int) -> None:
 
 def encode(loaded: LoadedModel, questions: Sequence[PromptRow]) -> list[EncodedPrompt]:
     """Return all questions as the model takes them. Raise DataError naming every one that cannot be asked."""
-    from kubetune.data.reading.problems import Problems
+    from kubetune.data.reading.record_problems import Problems
 
     problems = Problems()
     encoded: list[EncodedPrompt] = []

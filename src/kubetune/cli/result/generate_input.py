@@ -69,8 +69,8 @@ def _asked_for() -> str:
 def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Return the answers to score with their prompts, each with its place. Raise DataError naming bad lines."""
     from kubetune.config.resolved import read_config
-    from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import read_file
+    from kubetune.data.reading.record_problems import Problems
     from kubetune.result.inference.classify import answer_record
 
     problems = Problems()
@@ -102,7 +102,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
         return _texts_of_file(args.run_dir, args.file)
     from kubetune.config.resolved import read_config
     from kubetune.data.prepared.data_facts import known
-    from kubetune.data.reading.problems import Problems
+    from kubetune.data.reading.record_problems import Problems
 
     config = read_config(args.run_dir)
     problems = Problems()
@@ -125,8 +125,8 @@ def _texts_of_file(run_dir: Path, file: Path) -> list[tuple[str, str | None]]:
     """Return the texts of records, whose columns have the names that the run's data have."""
     from kubetune.config.resolved import read_config
     from kubetune.data.reading.labelled import texts_of
-    from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import read_file
+    from kubetune.data.reading.record_problems import Problems
 
     # `data.train[].columns`: {"text": "review"} says that the text is in the column `review`.
     columns: dict[str, str] = {}
@@ -177,7 +177,7 @@ def read_questions(args: argparse.Namespace) -> list[PromptRow]:
 
 def _questions_of_file(file: Path, images: Sequence[str]) -> list[PromptRow]:
     """Return the prompts of a JSONL file; those that name no images are about `images`."""
-    from kubetune.data.reading.problems import Problems
+    from kubetune.data.reading.record_problems import Problems
     from kubetune.data.reading.strict_json import parse
 
     problems = Problems()

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Write the page and say where it is. Raise ConfigError for a folder that is no run."""
-    from kubetune.library.sweep.record import SWEEP
+    from kubetune.library.sweep.sweep_record import SWEEP
     from kubetune.reporting import write_report
 
     runs = list(args.compare)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Answer:
     # os.path.isfile, as Path.is_file raises for a folder that may not be read; write_report explains that.
     with busy("writing the page"):
         if len(runs) == 1 and os.path.isfile(runs[0] / SWEEP):
-            from kubetune.library.sweep.page import write_page
+            from kubetune.library.sweep.live_page import write_page
 
             output = write_page(runs[0], args.output)
         else:

@@ -18,8 +18,8 @@ from kubetune.config.schema.evaluation import (
 from kubetune.data.findings.finding import Finding
 from kubetune.data.reading.examples import Chat, Pair
 from kubetune.data.reading.formats import convert
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.taken import read_taken
 from kubetune.data.text.answer_targets import MATHEMATICS, TARGETS, lacks_target, last_answer
 from kubetune.data.text.tokenizer import Tokenizer

@@ -32,11 +32,11 @@ from kubetune.data.reading.formats import read
 from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
-from kubetune.data.reading.problems import SHOWN, Problems
+from kubetune.data.reading.record_problems import SHOWN, Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 
 # So many rows are looked at, to see how many tokens they share.

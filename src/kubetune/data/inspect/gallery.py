@@ -18,7 +18,7 @@ from kubetune.data.prepared.row_watch import labels_of
 from kubetune.data.reading.images import thumbnail
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 
 # Nobody reads more of one row. An image, hundreds of equal tokens, counts as one.

@@ -49,9 +49,9 @@ from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.formats import detect, read
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.preferences import likely_kind
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.text.answer_targets import last_number
 from kubetune.errors import DataError

@@ -15,12 +15,12 @@ from kubetune.data.prepared.pipeline import BatchResult, RecordBatch
 from kubetune.data.prepared.row_maker import SPLIT_ADVICE, RowMaker
 from kubetune.data.prepared.tally import Tally
 from kubetune.data.reading.examples import Label
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.spec import DataSpec
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.encode import SEEING
 from kubetune.data.text.encode_labelled import most_tokens
-from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import processor_of
 from kubetune.errors import ConfigError

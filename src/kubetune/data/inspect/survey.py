@@ -27,11 +27,11 @@ from kubetune.data.reading.examples import (
 )
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.images import UnusableImage, image_file, verifier
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import class_names
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.reading.taken import read_taken
-from kubetune.data.text.labels import is_vector
+from kubetune.data.text.class_labels import is_vector
 from kubetune.data.text.tokenizer import cache_folder
 
 # Texts of each role whose language is named, and the fewest characters of one: languages of short texts are guesses.

@@ -15,7 +15,7 @@ from kubetune.base import files, logs
 from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.reading.examples import Chat, Labelled, parts_of
 from kubetune.data.reading.formats import convert
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.rundir.metrics import DATA
 

@@ -13,7 +13,7 @@ from kubetune.data.prepared.pipeline import BatchResult, RecordBatch, encode_bat
 from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.prepared.row_watch import RowWatch
 from kubetune.data.prepared.tally import Tally, summarise
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.reading.taken import fates_of

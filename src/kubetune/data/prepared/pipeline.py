@@ -19,8 +19,8 @@ from kubetune.data.prepared.profile import Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.tally import Tally
 from kubetune.data.prepared.workers import map_in_processes
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.spec import Split
 
 BATCH_RECORDS: Final = 256

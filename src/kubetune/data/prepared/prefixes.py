@@ -2,7 +2,7 @@
 
 Conversations with one system prompt share it, and so do the two answers of a pair their question. In a packed batch the
 prefix is a sequence of its own, and what each row has beyond it goes on from there. This file finds the prefixes and
-cuts a step's rows into micro-batches in which like rows are together. batching/prefix_sharing.py makes the tensors,
+cuts a step's rows into micro-batches in which like rows are together. batching/shared_beginnings.py makes the tensors,
 models/prefix_sharing.py proves that the model computes the same, prefix_rules.py says when it is worth it.
 
 Example, in which a letter is 16 tokens, one GRAIN. A step has the rows

@@ -29,7 +29,7 @@ from kubetune.data.prepared.tally import require_all_rows
 from kubetune.data.reading.sources import names_of, require_sources
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import processor_of
 from kubetune.rundir.starts import day_of

@@ -28,9 +28,9 @@ from kubetune.data.reading.images import image_file
 from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.record import Record
 from kubetune.data.spec import Split
+from kubetune.data.text.class_labels import Labels, with_names
 from kubetune.data.text.encode import Encoded, pieces
 from kubetune.data.text.find_labels import names_of_numbers
-from kubetune.data.text.labels import Labels, with_names
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder
 from kubetune.data.vision.encoders import encoder_for
 from kubetune.data.vision.image_processor import ImageProcessor

@@ -21,7 +21,7 @@ from kubetune.data.prepared.tally import MOST_PLACES
 from kubetune.data.reading.sources import count_rows, locate
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.plan.base_model import embeddings_of
 
 # Rows that are compared at once: a dict of so many digests takes about 100 MB.

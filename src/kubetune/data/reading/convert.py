@@ -26,8 +26,8 @@ from kubetune.data.reading.formats import read
 from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.messages import IMAGE_TAG, OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.reading.taken import read_taken
 from kubetune.errors import DataError

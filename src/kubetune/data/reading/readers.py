@@ -13,8 +13,8 @@ from typing import Any
 from kubetune.config.data_files import format_of
 from kubetune.data.reading.files.packed import opened, unpacking, why_unreadable
 from kubetune.data.reading.files.reader import Reader
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 
 
 def read_file(file: Path, problems: Problems) -> Iterator[Record]:

@@ -40,9 +40,9 @@ from kubetune.config.schema import SourceConfig
 from kubetune.data.reading.files.columnar import without_nulls
 from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub, unresolved_host
 from kubetune.data.reading.images import IMAGE_SUFFIXES
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import count_records, features_of, read_file
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.errors import DataError, KubetuneError, causes
 
 if TYPE_CHECKING:

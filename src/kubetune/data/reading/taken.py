@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import locate, read_source
 
 

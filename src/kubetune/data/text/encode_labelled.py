@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kubetune.data.reading.examples import Example, Labelled
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.encode import Encoded
-from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 
 

@@ -18,10 +18,10 @@ from kubetune.data.reading import hub
 from kubetune.data.reading.examples import Label, Labelled
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.labelled import label_key
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import class_names, read_source
 from kubetune.data.reading.strict_json import JsonObject
-from kubetune.data.text.labels import (
+from kubetune.data.text.class_labels import (
     UNLABELLED,
     Labels,
     are_numbers,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kubetune.config.schema import DataConfig, RecordKind
+from kubetune.data.text.class_labels import Labels
 from kubetune.data.text.encode import Encoder, RowEncoder
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.encode_prompts import PromptEncoder
-from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.encode_images import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor

@@ -20,7 +20,7 @@ from typing import Any
 from kubetune.errors import KubetuneError
 from kubetune.k8s.api.api_errors import ApiError, MissingRight, NoNamespace, Refused, Unreachable
 from kubetune.k8s.api.client import Cluster, say
-from kubetune.k8s.manifests.spec import Manifest, kind_and_name
+from kubetune.k8s.manifests.run_spec import Manifest, kind_and_name
 
 # How long those who check an object may not know of another that was just made.
 _LEARNING_SECONDS = 15.0

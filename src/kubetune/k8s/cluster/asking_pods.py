@@ -15,7 +15,7 @@ from kubetune.k8s.api.api_errors import Refused
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.termination import trusted
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -15,10 +15,10 @@ from kubetune.k8s.cluster.hosts import LostHost, lost_hosts
 from kubetune.k8s.cluster.run_events import events_of
 from kubetune.k8s.cluster.run_lookup import workload_kind
 from kubetune.k8s.cluster.termination import left_progress, logged_progress, noted_progress
-from kubetune.k8s.manifests.extras import server_components
+from kubetune.k8s.manifests.extra_objects import server_components
 from kubetune.k8s.manifests.kinds.kind import State
+from kubetune.k8s.manifests.run_spec import TRAINER, RunSpec
 from kubetune.k8s.manifests.samplers import SAMPLER
-from kubetune.k8s.manifests.spec import TRAINER, RunSpec
 from kubetune.rundir.exit_status import ExitStatus
 
 # Component of the pods that read the outputs volume where no other does.

@@ -30,8 +30,8 @@ from kubetune.k8s.cluster.preparation import cause_of_failure, find_pods
 from kubetune.k8s.cluster.run_lookup import workload_kind
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.k8s.manifests.kinds.registry import kind_of
+from kubetune.k8s.manifests.run_spec import TRAINER, RunSpec
 from kubetune.k8s.manifests.samplers import SAMPLER
-from kubetune.k8s.manifests.spec import TRAINER, RunSpec
 
 # How long it takes at most until the state of a run is looked at again.
 _LOOK_SECONDS = 5.0

@@ -14,7 +14,7 @@ from typing import Any
 from kubetune import errors
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.kinds.registry import kinds_by_object
-from kubetune.k8s.manifests.spec import COMPONENT, QUEUE_NAME
+from kubetune.k8s.manifests.run_spec import COMPONENT, QUEUE_NAME
 
 Object = Mapping[str, Any]
 # Last word of the command of trainers that `kubetune dev` makes.

@@ -13,7 +13,7 @@ from kubetune.k8s.cluster import pods
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.kinds.registry import kind_of
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 
 TAIL_LINES = 20
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.run_lookup import list_runs
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 
 
 def concerns(cluster: Cluster, spec: RunSpec) -> Callable[[Object], bool]:

@@ -15,7 +15,13 @@ from kubetune.errors import ConfigError
 from kubetune.k8s.api.client import Cluster
 from kubetune.k8s.api.kinds import WORKLOADS
 from kubetune.k8s.cluster import pods
-from kubetune.k8s.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec, plan_without_data
+from kubetune.k8s.manifests.run_spec import (
+    COMPONENT,
+    MANAGED_BY,
+    TRAINER,
+    RunSpec,
+    plan_without_data,
+)
 
 CONFIG_KEY = "run.yaml"
 

@@ -16,16 +16,16 @@ from kubetune.k8s.cluster.run_lookup import workload_kind
 from kubetune.k8s.cluster.submission import JOB
 from kubetune.k8s.cluster.termination import note_progress
 from kubetune.k8s.manifests import render
-from kubetune.k8s.manifests.extras import token_secret, token_servers
+from kubetune.k8s.manifests.extra_objects import token_secret, token_servers
 from kubetune.k8s.manifests.kinds.registry import kind_of
-from kubetune.k8s.manifests.samplers import SAMPLER
-from kubetune.k8s.manifests.spec import (
+from kubetune.k8s.manifests.run_spec import (
     MARGIN_SECONDS,
     TRAINER,
     Manifest,
     RunSpec,
     plan_without_data,
 )
+from kubetune.k8s.manifests.samplers import SAMPLER
 
 VOLUMES = "PersistentVolumeClaim"
 # Kinds of objects that users of a namespace often may not read.

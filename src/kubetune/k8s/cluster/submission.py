@@ -17,7 +17,7 @@ from kubetune.k8s.manifests.configmap import pod_config
 from kubetune.k8s.manifests.initialisers import preprocess_name
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.kinds.registry import kind_of
-from kubetune.k8s.manifests.spec import (
+from kubetune.k8s.manifests.run_spec import (
     MANAGED_BY,
     Manifest,
     RunSpec,

@@ -22,10 +22,10 @@ from kubetune.k8s.cluster.admission import Admission
 from kubetune.k8s.cluster.log_follow import wait_for_job
 from kubetune.k8s.cluster.stopping import LOOK_SECONDS, VOLUMES, start_beside, wait_gone
 from kubetune.k8s.cluster.submission import JOB, Outcome, Submission, compare
-from kubetune.k8s.manifests.extras import token_secret, token_servers
+from kubetune.k8s.manifests.extra_objects import token_secret, token_servers
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.k8s.manifests.kinds.kind import State
-from kubetune.k8s.manifests.spec import (
+from kubetune.k8s.manifests.run_spec import (
     Manifest,
     RunSpec,
 )

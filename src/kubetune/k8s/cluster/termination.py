@@ -14,7 +14,7 @@ from typing import Any
 from kubetune.k8s.api.api_errors import ApiError, Refused
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.cluster import pods
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 
 # Some keys of rundir.status.progress.
 Progress = dict[str, Any]

@@ -21,7 +21,7 @@ from kubetune.k8s.cluster.asking_pods import ASK_SECONDS, ASKED_PODS, PodContain
 from kubetune.k8s.cluster.cluster_runs import FILES, running
 from kubetune.k8s.cluster.run_events import events_of
 from kubetune.k8s.manifests.pod import container, pod_basics
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume
 from kubetune.k8s.run_names import OUTPUTS
 

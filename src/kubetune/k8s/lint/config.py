@@ -19,7 +19,7 @@ from kubetune.k8s.manifests.kinds.gang import gang
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error
 from kubetune.k8s.manifests.pod_templates import pod_templates
-from kubetune.k8s.manifests.spec import (
+from kubetune.k8s.manifests.run_spec import (
     MANAGED_BY,
     QUEUE_NAME,
     QUEUE_PRIORITY,

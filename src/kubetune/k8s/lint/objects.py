@@ -14,7 +14,7 @@ from kubetune.config.schema.quantities import DNS_LABEL, DNS_NAME, LABEL_KEY, LA
 from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
 from kubetune.k8s.manifests.mistakes import Mistake, error
 from kubetune.k8s.manifests.pod_templates import pod_templates, sized_templates
-from kubetune.k8s.manifests.spec import MARGIN_SECONDS, Manifest, kind_and_name
+from kubetune.k8s.manifests.run_spec import MARGIN_SECONDS, Manifest, kind_and_name
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")

@@ -11,9 +11,9 @@ from kubetune.base.secrets import is_secret, names_secret, seems_random
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.k8s.manifests.configmap import MAX_CARRIED_BYTES
-from kubetune.k8s.manifests.environment import RESERVED
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error
-from kubetune.k8s.manifests.spec import (
+from kubetune.k8s.manifests.pod_environment import RESERVED
+from kubetune.k8s.manifests.run_spec import (
     RunSpec,
     source_paths,
 )

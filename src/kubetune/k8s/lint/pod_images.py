@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kubetune.config.schema.tracking import MODULES
 from kubetune.extras import EXTRA_OF
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error
-from kubetune.k8s.manifests.spec import (
+from kubetune.k8s.manifests.run_spec import (
     RunSpec,
 )
 

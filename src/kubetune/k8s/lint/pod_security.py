@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kubetune.k8s.manifests.spec import Manifest
+from kubetune.k8s.manifests.run_spec import Manifest
 
 _VOLUMES = {
     "configMap",

@@ -1,7 +1,7 @@
 """Kubernetes manifests of a run: a pure function from config and plan to plain dicts, and dicts to YAML.
 
 Nothing here talks to a cluster or reads a clock, and only `local_files` reads files: the same config gives the same
-bytes on any machine. Not for applying them (cluster). Read `spec` first, then `trainer`.
+bytes on any machine. Not for applying them (cluster). Read `run_spec` first, then `trainer`.
 A new kind of workload is one module of `kinds` and its name in the config's `KindName`.
 """
 
@@ -12,15 +12,21 @@ from typing import TYPE_CHECKING
 
 from kubetune.base.yaml_text import dump
 from kubetune.k8s.manifests.configmap import config_maps, local_files, sent_from_outside
-from kubetune.k8s.manifests.extras import jupyter, tensorboard, token_secret, token_servers, ui
+from kubetune.k8s.manifests.extra_objects import (
+    jupyter,
+    tensorboard,
+    token_secret,
+    token_servers,
+    ui,
+)
 from kubetune.k8s.manifests.initialisers import preprocess_job
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.monitoring import monitoring
 from kubetune.k8s.manifests.network import network_policy
-from kubetune.k8s.manifests.patches import patched
 from kubetune.k8s.manifests.rbac import operator_role, service_account
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import claims
+from kubetune.k8s.manifests.user_patches import patched
 from kubetune.k8s.manifests.waves import in_waves
 
 if TYPE_CHECKING:

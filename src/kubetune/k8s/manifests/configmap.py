@@ -9,7 +9,7 @@ from kubetune.base.files import is_file_inside
 from kubetune.base.yaml_text import dump
 from kubetune.config import consent
 from kubetune.config.schema import Config
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, source_paths
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec, source_paths
 from kubetune.k8s.run_names import on_volume
 
 # A ConfigMap ends at 1 MiB, and kubectl's client-side apply writes a second copy into an annotation.

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from kubetune.config.schema.companions import PreprocessConfig
 from kubetune.errors import USER
-from kubetune.k8s.manifests.environment import environment
 from kubetune.k8s.manifests.kinds.failure import on_exit_codes
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
+from kubetune.k8s.manifests.pod_environment import environment
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.manifests.storage import volume_mounts, volumes
 from kubetune.k8s.run_names import CONFIG_FILE
 

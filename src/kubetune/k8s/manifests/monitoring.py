@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec
 
 PORT = "metrics"
 COMPONENT = "monitoring"

@@ -8,7 +8,7 @@ The rendezvous trusts whoever connects, as do the collectives on ports of their 
 from __future__ import annotations
 
 from kubetune.k8s.manifests.monitoring import container_ports
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 
 
 def network_policy(spec: RunSpec) -> list[Manifest]:

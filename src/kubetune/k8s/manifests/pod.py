@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, non_empty
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec, non_empty
 from kubetune.k8s.run_names import OUTPUTS
 
 PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"

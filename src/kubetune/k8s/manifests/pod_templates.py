@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kubetune.k8s.manifests.kinds.kind import PodTemplate
 from kubetune.k8s.manifests.kinds.registry import kinds_by_object
-from kubetune.k8s.manifests.spec import Manifest, kind_and_name
+from kubetune.k8s.manifests.run_spec import Manifest, kind_and_name
 
 
 def sized_templates(obj: Manifest) -> list[PodTemplate]:

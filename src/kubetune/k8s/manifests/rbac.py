@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kubetune.k8s.manifests.kinds.gang import POD_GROUP, gang
 from kubetune.k8s.manifests.kinds.registry import kind_of
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 
 GROUP = "rbac.authorization.k8s.io"
 OPERATE = ["get", "list", "watch", "create", "patch", "delete"]

@@ -17,10 +17,10 @@ from __future__ import annotations
 from kubetune import errors
 from kubetune.config.schema.companions import SamplersConfig
 from kubetune.config.vllm import lora_rank
-from kubetune.k8s.manifests.environment import RUN_NAME, environment, field, value
 from kubetune.k8s.manifests.kinds.services import headless_service
 from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.pod_environment import RUN_NAME, environment, field, value
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import volume_mounts, volumes
 from kubetune.k8s.run_names import CACHE
 from kubetune.rundir.exit_status import EXIT

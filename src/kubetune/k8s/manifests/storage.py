@@ -9,7 +9,7 @@ from __future__ import annotations
 from kubetune.base.registry.address import Address
 from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.config.schema.volumes import MountConfig, VolumeConfig
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, DOCKER_FOLDER, OUTPUTS
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kubetune.k8s.manifests.environment import trainer_environment
 from kubetune.k8s.manifests.monitoring import container_ports
 from kubetune.k8s.manifests.pod import (
     container,
@@ -13,7 +12,15 @@ from kubetune.k8s.manifests.pod import (
     pod_metadata,
     restricted,
 )
-from kubetune.k8s.manifests.spec import MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec, non_empty
+from kubetune.k8s.manifests.pod_environment import trainer_environment
+from kubetune.k8s.manifests.run_spec import (
+    MARGIN_SECONDS,
+    PORT,
+    TRAINER,
+    Manifest,
+    RunSpec,
+    non_empty,
+)
 from kubetune.k8s.manifests.storage import volume_mounts, volumes
 from kubetune.k8s.run_names import CONFIG_FILE
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from kubetune.k8s.manifests.initialisers import PREPROCESS
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
-from kubetune.k8s.manifests.spec import COMPONENT, Manifest
+from kubetune.k8s.manifests.run_spec import COMPONENT, Manifest
 
 WAVE = "argocd.argoproj.io/sync-wave"
 FIRST = ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kubetune.base.humanize import duration
 from kubetune.errors import ConfigError
-from kubetune.library.sweep.record import Record
+from kubetune.library.sweep.sweep_record import Record
 
 Unit = Literal["hours", "gpu-hours", "money"]
 

@@ -26,7 +26,9 @@ from kubetune import errors
 from kubetune.library.sweep.budget import Budget
 from kubetune.library.sweep.failures import common_failure, raise_common_error
 from kubetune.library.sweep.ranges import short_text
-from kubetune.library.sweep.record import (
+from kubetune.library.sweep.runner import Runner
+from kubetune.library.sweep.spending import Spending
+from kubetune.library.sweep.sweep_record import (
     LEAST_FOR_IMPORTANCE,
     Record,
     Search,
@@ -35,8 +37,6 @@ from kubetune.library.sweep.record import (
     at_rest,
     write_record,
 )
-from kubetune.library.sweep.runner import Runner
-from kubetune.library.sweep.spending import Spending
 from kubetune.library.sweep.trial_judge import MOST_STARTS, TrialJudge
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kubetune import errors
-from kubetune.library.sweep.record import Record, Trial, TrialRun
+from kubetune.library.sweep.sweep_record import Record, Trial, TrialRun
 from kubetune.rundir.exit_status import ExitStatus
 
 # Trials that fail in one way before the sweep ends. Mistakes in the run file are the same in all.

@@ -19,9 +19,9 @@ from kubetune.config.resolved import resolved
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.errors import ConfigError
 from kubetune.library.plans import plan_here
-from kubetune.library.sweep.recipe import Recipe
-from kubetune.library.sweep.record import TRIAL_RUNS, Trial, TrialRun
 from kubetune.library.sweep.runner import Observation
+from kubetune.library.sweep.sweep_record import TRIAL_RUNS, Trial, TrialRun
+from kubetune.library.sweep.trial_configs import Recipe
 from kubetune.library.training import start_child
 from kubetune.plan.actuals import held_seconds
 from kubetune.rundir import exit_status, metrics

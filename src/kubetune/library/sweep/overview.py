@@ -12,7 +12,7 @@ from kubetune.base import processes
 from kubetune.base.locks import holder, locker
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import KubetuneError, first_line
-from kubetune.library.sweep.record import (
+from kubetune.library.sweep.sweep_record import (
     LOCK,
     SWEEP,
     TRIALS,

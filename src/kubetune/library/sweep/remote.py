@@ -32,20 +32,20 @@ from kubetune.k8s.cluster.submit import submit
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests.initialisers import preprocess_name
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
-from kubetune.k8s.manifests.spec import MANAGED_BY, Manifest, plan_without_data
+from kubetune.k8s.manifests.run_spec import MANAGED_BY, Manifest, plan_without_data
 from kubetune.k8s.manifests.storage import claim_spec
 from kubetune.k8s.run_names import on_volume
 from kubetune.library.clusters import checked_manifests
 from kubetune.library.plans import make_plan
-from kubetune.library.sweep.recipe import Recipe
-from kubetune.library.sweep.record import Trial, TrialRun
 from kubetune.library.sweep.runner import Observation
+from kubetune.library.sweep.sweep_record import Trial, TrialRun
+from kubetune.library.sweep.trial_configs import Recipe
 from kubetune.plan.plan import Plan
 from kubetune.rundir.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster, Object
-    from kubetune.k8s.manifests.spec import RunSpec
+    from kubetune.k8s.manifests.run_spec import RunSpec
 
 # Labels of all objects of a trial's run, by which `sweep stop` finds them.
 SWEEP_LABEL = "kubetune/sweep"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kubetune.library.sweep.record import Trial, TrialRun
+from kubetune.library.sweep.sweep_record import Trial, TrialRun
 from kubetune.rundir.exit_status import ExitStatus
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kubetune.base.humanize import duration
 from kubetune.library.sweep.budget import Budget
-from kubetune.library.sweep.record import Record, Trial, TrialRun
+from kubetune.library.sweep.sweep_record import Record, Trial, TrialRun
 
 
 @dataclass

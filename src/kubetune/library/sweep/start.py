@@ -18,15 +18,16 @@ from kubetune.base.signals import Relay
 from kubetune.config.resolved import dotted_values, resolved
 from kubetune.config.schema import Config, KubernetesConfig
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.library.connection import open_cluster
+from kubetune.library.cluster_connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
 from kubetune.library.sweep.budget import Budget
 from kubetune.library.sweep.driver import Driver
+from kubetune.library.sweep.live_page import write_page
 from kubetune.library.sweep.local import LocalRunner, Slot, slots_of
-from kubetune.library.sweep.page import write_page
 from kubetune.library.sweep.ranges import ENDLESS, Range, settings_in
-from kubetune.library.sweep.recipe import Load, Recipe, not_used, rungs_of
-from kubetune.library.sweep.record import (
+from kubetune.library.sweep.runner import Runner
+from kubetune.library.sweep.study import Study, explained
+from kubetune.library.sweep.sweep_record import (
     LOCK,
     SWEEP,
     Record,
@@ -36,8 +37,7 @@ from kubetune.library.sweep.record import (
     summary,
     write_search,
 )
-from kubetune.library.sweep.runner import Runner
-from kubetune.library.sweep.study import Study, explained
+from kubetune.library.sweep.trial_configs import Load, Recipe, not_used, rungs_of
 from kubetune.library.sweep.winner import best_of, result_lines, write_best
 from kubetune.rundir.starts import moved_numbers
 

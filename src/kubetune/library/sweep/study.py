@@ -35,7 +35,13 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from kubetune.errors import EnvironmentFault
 from kubetune.library.sweep.ranges import Range, Values, settings_in
-from kubetune.library.sweep.record import LEAST_FOR_IMPORTANCE, TRIALS, Importance, Outcome, Search
+from kubetune.library.sweep.sweep_record import (
+    LEAST_FOR_IMPORTANCE,
+    TRIALS,
+    Importance,
+    Outcome,
+    Search,
+)
 
 FILE: Final = "study.db"
 _DRAWS: Final = 20  # of a setting from the sampler, before chance decides

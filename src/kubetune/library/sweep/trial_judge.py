@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kubetune import errors
-from kubetune.library.sweep.record import Outcome, Record, Search, Trial, TrialRun, mean
 from kubetune.library.sweep.runner import Observation
+from kubetune.library.sweep.sweep_record import Outcome, Record, Search, Trial, TrialRun, mean
 
 if TYPE_CHECKING:
     from kubetune.library.sweep.study import Study

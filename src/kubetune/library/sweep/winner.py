@@ -14,7 +14,7 @@ from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.ranges import short_text
-from kubetune.library.sweep.record import BEST, Record, Search, Trial, summary
+from kubetune.library.sweep.sweep_record import BEST, Record, Search, Trial, summary
 
 # Student's t for 1, 2, … degrees of freedom: two-sided, 95 %.
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)

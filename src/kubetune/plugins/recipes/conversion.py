@@ -19,13 +19,13 @@ from kubetune.base import fault_injection, whole_folder
 from kubetune.base.locks import lock
 from kubetune.data.reading.fields import NOTHING, text_of
 from kubetune.data.reading.images import UnusableImage
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import read_file
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.errors import ConfigError, DataError
 from kubetune.plugins.recipes.files import Splits
-from kubetune.plugins.recipes.images import Images, image_folder, save_coco
 from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skipped
+from kubetune.plugins.recipes.record_images import Images, image_folder, save_coco
 
 # Changes when the same input would give other rows.
 FORMAT: Final = 5

@@ -19,9 +19,9 @@ from typing import Final
 from kubetune.base.registry.address import SCHEME, parse
 from kubetune.config.data_files import is_hub_id
 from kubetune.errors import ConfigError
-from kubetune.k8s.manifests.environment import secret_value
 from kubetune.k8s.manifests.pod import pod_basics
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
+from kubetune.k8s.manifests.pod_environment import secret_value
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.run_names import OUTPUTS
 from kubetune.plugins.serving.manifests import SERVER, Serving
 

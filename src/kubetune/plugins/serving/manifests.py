@@ -14,9 +14,9 @@ from typing import Any
 from kubetune.base.registry.address import STORE, Address
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.vllm import lora_rank
-from kubetune.k8s.manifests.environment import secret_value, value
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
+from kubetune.k8s.manifests.pod_environment import secret_value, value
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.manifests.storage import (
     image_volume,
     login_mount,

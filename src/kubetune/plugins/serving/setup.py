@@ -11,7 +11,7 @@ from kubetune.base.registry.address import SCHEME, parse
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
-from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.k8s.run_names import CACHE, OUTPUTS, run_name
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.serving.manifests import (

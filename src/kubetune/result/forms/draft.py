@@ -24,7 +24,7 @@ from kubetune.config.resolved import read_config
 from kubetune.config.schema import ModelConfig
 from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.models import loading
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.result.forms import equivalence, merge
 from kubetune.result.forms.equivalence import Comparison, Sample
 from kubetune.result.forms.wanted import Kind

@@ -21,7 +21,7 @@ from kubetune.data.reading.examples import Chat
 from kubetune.data.reading.fields import text_of
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.images import ImageRef
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.encode_images import VisionEncoder

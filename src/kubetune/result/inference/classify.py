@@ -17,7 +17,7 @@ from kubetune.data.reading.examples import Example, Judged, Preference
 from kubetune.data.reading.fields import text_of
 from kubetune.data.reading.formats import read
 from kubetune.data.reading.preferences import likely_kind
-from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.encode_labelled import frame, most_tokens
 from kubetune.result.inference.result import default_device, open_result

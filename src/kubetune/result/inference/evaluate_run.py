@@ -22,10 +22,10 @@ from kubetune.data.findings.sentences import find
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.spec import DataSpec
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.class_labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.result.inference.requirements import other_sources, require_evaluation_data
 from kubetune.result.inference.result import Result, default_device, open_result

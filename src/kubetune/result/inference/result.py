@@ -30,8 +30,8 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.models import loading, quantization
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import unwrap
-from kubetune.models.spec import ModelSpec
 from kubetune.result.inference.base_here import (
     config_here,
     require_room,

@@ -21,7 +21,7 @@ from kubetune.data.reading.hub import find_files, is_local
 from kubetune.data.text.tokenizer import cache_folder
 from kubetune.models import quantization
 from kubetune.models.learner import Learner
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import checkpoints
 
 

@@ -26,7 +26,7 @@ from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.models import loading
 from kubetune.models.classifier_pooling import name_padding, prepare_pooling, read_at_end
 from kubetune.models.learner import Learner
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import heartbeat
 from kubetune.scoring.rewards.model_sources import ModelSource, source_of
 from kubetune.scoring.rewards.request import Judgement, Request

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
-    from kubetune.models.spec import ModelSpec
+    from kubetune.models.model_spec import ModelSpec
 
 
 class Grpo(CausalLM):

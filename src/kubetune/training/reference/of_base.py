@@ -8,7 +8,7 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.loading import load_pretrained
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import Plan
 from kubetune.tasks import causal_lm, vision_language
 from kubetune.training.reference.scores import scores

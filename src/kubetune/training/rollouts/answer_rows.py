@@ -11,7 +11,7 @@ import torch
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.drawn_answers import DrawnAnswers, answer_sequence
 from kubetune.batching.feed import empty_batch
-from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.batching.shared_beginnings import collate_shared
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.rows import TrainedIds

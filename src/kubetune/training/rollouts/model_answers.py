@@ -16,8 +16,8 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.loading import load_pretrained
+from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import own_attention
-from kubetune.models.spec import ModelSpec
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.tasks import causal_lm
 from kubetune.tasks.grpo.task import log_probabilities

@@ -10,7 +10,7 @@ from kubetune.config.schema import Config, RewardConfig, TrainingConfig
 from kubetune.data.prepared.identity import Check
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
-from kubetune.models.spec import ModelSpec
+from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import Plan
 from kubetune.tasks.task import Task
 from kubetune.training.stop import StopRequest

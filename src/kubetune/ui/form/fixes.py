@@ -8,7 +8,7 @@ from typing import Any
 
 from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.proposal import Proposal
-from kubetune.ui.form.fields import LABELS, TASKS
+from kubetune.ui.form.form_fields import LABELS, TASKS
 
 # A run needs these, so emptying them fixes nothing.
 _NEEDED = ("name", "model.path", "data.train")

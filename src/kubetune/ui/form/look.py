@@ -15,12 +15,12 @@ from starlette.responses import Response
 from kubetune.base.faults import known
 from kubetune.config.schema import SourceConfig
 from kubetune.data.inspect.proposal import Proposal, propose
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.errors import KubetuneError
-from kubetune.ui.form.fields import TASKS
 from kubetune.ui.form.fixes import for_data
+from kubetune.ui.form.form_fields import TASKS
 from kubetune.ui.form.suited import filled_in, free_name, suited_texts
 from kubetune.ui.site import Site, act
 

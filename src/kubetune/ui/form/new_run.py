@@ -23,8 +23,8 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
-from kubetune.ui.form.fields import LABELS, form
 from kubetune.ui.form.fixes import for_problems
+from kubetune.ui.form.form_fields import LABELS, form
 from kubetune.ui.form.suited import free_name, suited_texts
 from kubetune.ui.site import Site, act, page, run_of, site_of
 

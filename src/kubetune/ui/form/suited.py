@@ -16,7 +16,7 @@ from kubetune.data.inspect.proposed_values import (
     proposed_values,
 )
 from kubetune.errors import KubetuneError
-from kubetune.ui.form.fields import LABELS, TASKS
+from kubetune.ui.form.form_fields import LABELS, TASKS
 
 
 def suited_texts(

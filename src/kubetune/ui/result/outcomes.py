@@ -12,7 +12,7 @@ from kubetune import errors
 from kubetune.base import whole_folder
 from kubetune.base.faults import known
 from kubetune.base.files import read_inside, read_object
-from kubetune.reporting.verdict import verdict
+from kubetune.reporting.verdict_lines import verdict
 from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.publishing.description import describe
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.errors import ConfigError
-from kubetune.reporting.verdict import verdict
+from kubetune.reporting.verdict_lines import verdict
 from kubetune.rundir import checkpoints
 from kubetune.ui.commands import launchers
 from kubetune.ui.jobs import FOLDER, result_job

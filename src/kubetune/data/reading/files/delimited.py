@@ -13,8 +13,8 @@ from kubetune.base.humanize import counted
 from kubetune.data.reading import record
 from kubetune.data.reading.files.packed import opened
 from kubetune.data.reading.files.reader import Reader
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record, decode, lines
+from kubetune.data.reading.record_problems import Problems
 
 Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL: quotes enclose values; csv.QUOTE_NONE: they are text
 

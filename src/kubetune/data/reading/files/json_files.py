@@ -15,8 +15,8 @@ from kubetune.config.data_files import ending_of
 from kubetune.data.reading import record
 from kubetune.data.reading.files.packed import opened, unpacking
 from kubetune.data.reading.files.reader import Reader
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record, lines, not_utf8, require_length
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.strict_json import Flawed, JsonObject, parse, value_at
 
 _BLANKS: Final = codecs.BOM_UTF8 + b" \t\r\n"

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from kubetune.data.reading.files.columnar import damage_refused, named_twice, without_nulls
 from kubetune.data.reading.files.reader import Reader
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.strict_json import JsonObject
 
 

@@ -10,8 +10,8 @@ from typing import Final
 from kubetune.data.reading import record
 from kubetune.data.reading.files.packed import opened
 from kubetune.data.reading.files.reader import Reader
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record, decode, lines
+from kubetune.data.reading.record_problems import Problems
 
 
 def read_txt(file: Path, problems: Problems) -> Iterator[Record]:

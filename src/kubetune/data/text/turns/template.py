@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kubetune.data.text.turns.marks import Message, Part, Rendering, mark_texts, not_written
-from kubetune.data.text.turns.refusals import require_order
 from kubetune.data.text.turns.sandbox import (
     marks_generation,
     take_generation_marks,
     without_generation_marks,
 )
 from kubetune.data.text.turns.spans import HiddenText, Span, SpanFinder, tag_pattern
+from kubetune.data.text.turns.turn_refusals import require_order
 from kubetune.data.text.turns.writer import ANSWER, TemplateWriter
 
 # The built-in template that `model.chat_template: chatml` stands for.

@@ -15,9 +15,9 @@ from jinja2.runtime import Context
 
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.turns.marks import IMAGE_MARK, REASONING_FIELDS, Message
-from kubetune.data.text.turns.refusals import Refusal, explained, words_of
 from kubetune.data.text.turns.sandbox import compile_template, to_json
 from kubetune.data.text.turns.spans import Span
+from kubetune.data.text.turns.turn_refusals import Refusal, explained, words_of
 
 # A text for trying a template. It is in no data set.
 ANSWER: Final = "\U000f7e00answer\U000f7e01"

@@ -13,7 +13,7 @@ that saved a good checkpoint before it ended with 143 lost nothing, so such an e
 from __future__ import annotations
 
 from kubetune.errors import FINAL, OK, PREEMPTED
-from kubetune.k8s.manifests.spec import Manifest
+from kubetune.k8s.manifests.run_spec import Manifest
 
 
 def on_exit_codes(action: str, codes: list[int], operator: str = "In") -> Manifest:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kubetune.config.schema.quantities import cores, quantity_bytes
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, non_empty
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec, non_empty
 
 # Annotation of pods that names their PodGroup.
 GROUP_NAME = "scheduling.k8s.io/group-name"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kubetune.k8s.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.k8s.manifests.initialisers import init_containers
 from kubetune.k8s.manifests.kinds.failure import pod_failure_policy
 from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import rendezvous_service
+from kubetune.k8s.manifests.pod_environment import COMPLETION_INDEX, RUN_NAME, rendezvous
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.samplers import (
     GROUP,
     addresses_beside_job,
@@ -20,7 +21,6 @@ from kubetune.k8s.manifests.samplers import (
     samplers_beside_job,
     samplers_name,
 )
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
 

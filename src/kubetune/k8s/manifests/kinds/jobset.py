@@ -9,20 +9,20 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
-from kubetune.k8s.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preparing_job_of_all_steps
 from kubetune.k8s.manifests.kinds.failure import jobset_failure_policy
 from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.job import indexed_job
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.mistakes import Mistake, error
+from kubetune.k8s.manifests.pod_environment import COMPLETION_INDEX, RUN_NAME, rendezvous
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, kind_and_name, non_empty
 from kubetune.k8s.manifests.samplers import (
     SAMPLER,
     addresses_in_jobset,
     sampler_job,
     sampler_template,
 )
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, kind_and_name, non_empty
 from kubetune.k8s.manifests.storage import cache_is_jobsets, shared_cache_spec
 from kubetune.k8s.manifests.trainer import pod_template
 

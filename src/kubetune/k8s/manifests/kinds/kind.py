@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from kubetune.k8s.manifests.mistakes import Mistake
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec
 from kubetune.k8s.run_names import LONGEST_NAME
 
 State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]

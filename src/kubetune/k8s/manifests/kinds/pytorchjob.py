@@ -14,7 +14,7 @@ from kubetune.k8s.manifests.initialisers import init_containers
 from kubetune.k8s.manifests.kinds.gang import VOLCANO, Members, gang, group_size
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
 PODSET_GROUP = "kueue.x-k8s.io/podset-group-name"

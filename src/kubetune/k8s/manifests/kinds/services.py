@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetune.k8s.manifests.spec import PORT, TRAINER, Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import PORT, TRAINER, Manifest, RunSpec
 
 
 def rendezvous_service(spec: RunSpec) -> Manifest:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from kubetune.base.signals import STAY
-from kubetune.k8s.manifests.environment import POD_INDEX, RUN_NAME, rendezvous, value
 from kubetune.k8s.manifests.initialisers import init_containers
 from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import rendezvous_service
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
+from kubetune.k8s.manifests.pod_environment import POD_INDEX, RUN_NAME, rendezvous, value
+from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.storage import cache_claim_spec, cache_is_per_pod
 from kubetune.k8s.manifests.trainer import pod_template
 

@@ -20,7 +20,7 @@ from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang
 from kubetune.k8s.manifests.kinds.jobset import jobset_spec, replicated_job, replicated_templates
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.mistakes import Mistake, error
-from kubetune.k8s.manifests.spec import (
+from kubetune.k8s.manifests.run_spec import (
     TRAINER,
     Manifest,
     RunSpec,

@@ -28,7 +28,7 @@ from kubetune.distributed.process_group import World
 from kubetune.distributed.rendezvous import Rendezvous, meet
 from kubetune.plugins.diagnostics.smoke import measure
 from kubetune.plugins.diagnostics.smoke.settings import Settings
-from kubetune.plugins.diagnostics.smoke.training import train
+from kubetune.plugins.diagnostics.smoke.smoke_training import train
 
 # Bytes of all-reduces. Ranks on CPUs only show that they add up.
 _SIZES = {

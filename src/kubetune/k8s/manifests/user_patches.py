@@ -16,7 +16,7 @@ from kubetune.config.schema.cluster import PatchConfig
 from kubetune.errors import ConfigError, first_line
 from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.pod_templates import pod_templates, pods_of
-from kubetune.k8s.manifests.spec import Manifest, kind_and_name
+from kubetune.k8s.manifests.run_spec import Manifest, kind_and_name
 
 _DIRECTIVE: Final = "$patch"
 _MEMBERS: Final = ("op", "path", "value", "from")

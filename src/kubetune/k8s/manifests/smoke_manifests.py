@@ -9,7 +9,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.pod_templates import pod_templates
-from kubetune.k8s.manifests.spec import COMPONENT, TRAINER, Manifest
+from kubetune.k8s.manifests.run_spec import COMPONENT, TRAINER, Manifest
 from kubetune.k8s.run_names import CACHE, OUTPUTS, name_beside, run_name
 from kubetune.plan.plan import Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kubetune.base.registry.address import STORE
 from kubetune.config.schema.quantities import cores
-from kubetune.k8s.manifests.spec import INSTANCE, PORT, Manifest, RunSpec
+from kubetune.k8s.manifests.run_spec import INSTANCE, PORT, Manifest, RunSpec
 from kubetune.k8s.manifests.storage import login_secret
 from kubetune.k8s.run_names import CACHE, DOCKER_FOLDER
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kubetune.k8s.manifests.environment import environment, secret_value
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.pod_environment import environment, secret_value
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume, volume_mounts, volumes
 from kubetune.k8s.run_names import OUTPUTS
 

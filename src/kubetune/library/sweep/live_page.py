@@ -12,7 +12,7 @@ from kubetune.base.humanize import counted, duration, number, share
 from kubetune.config.resolved import read_config
 from kubetune.library.sweep.overview import sweep_state
 from kubetune.library.sweep.ranges import ENDLESS, Range
-from kubetune.library.sweep.record import (
+from kubetune.library.sweep.sweep_record import (
     BEST,
     LEAST_FOR_IMPORTANCE,
     REPORT,
@@ -30,7 +30,7 @@ from kubetune.library.sweep.record import (
 from kubetune.library.sweep.winner import lead_of
 from kubetune.reporting.cards import Card
 from kubetune.reporting.sweeps.facts import RunLink, Setting, SweepFacts, TrialFacts
-from kubetune.reporting.sweeps.page import write_sweep_report
+from kubetune.reporting.sweeps.sweep_page import write_sweep_report
 
 # Runs whose curves the page draws over each other. With more, the lines cannot be distinguished.
 _MOST_COMPARED = 12

@@ -12,7 +12,7 @@ from kubetune.config.resolved import dotted_values
 from kubetune.config.schema import Config, TrainingConfig
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.ranges import overrides
-from kubetune.library.sweep.record import TRIAL_RUNS, Search, Trial, TrialRun
+from kubetune.library.sweep.sweep_record import TRIAL_RUNS, Search, Trial, TrialRun
 from kubetune.plan.plan import Plan
 
 # Returns the config of the command line's run file with more overrides.

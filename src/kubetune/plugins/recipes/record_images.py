@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from kubetune.data.reading.images import ImageFolders, UnusableImage
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import read_file
+from kubetune.data.reading.record_problems import Problems
 from kubetune.errors import DataError
 from kubetune.plugins.recipes.files import fetched
 

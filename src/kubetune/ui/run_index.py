@@ -17,7 +17,7 @@ from kubetune.base import jsonl
 from kubetune.config.naming import RESOLVED
 from kubetune.library.listing import facts, find_runs
 from kubetune.library.sweep.overview import find_sweeps, overview
-from kubetune.library.sweep.record import SWEEP, TRIAL_RUNS
+from kubetune.library.sweep.sweep_record import SWEEP, TRIAL_RUNS
 from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.reporting.run_charts import points_of
