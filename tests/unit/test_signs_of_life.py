@@ -13,8 +13,9 @@ import pytest
 
 from kubetune.base import reminders
 from kubetune.cli.busy import busy
-from kubetune.rundir import metrics
+from kubetune.rundir import metrics, waits
 from kubetune.supervisor import start_signs
+from kubetune.supervisor.place import Place
 
 SECONDS = 60.0
 
@@ -38,6 +39,9 @@ class Listener(io.StringIO):
         return written
 
 
+HERE = Place(nodes=1, processes=1)
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a run directory whose rank 0 has logged a step of an earlier start. No silence is too short."""
@@ -53,7 +57,7 @@ def test_a_pipe_is_told_what_a_start_does(run_dir: Path, monkeypatch: pytest.Mon
     out = Listener("kubetune: still preparing data, ")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(reminders, "SIGN_SECONDS", 0.0)
-    with start_signs.shown(run_dir):
+    with start_signs.shown(run_dir, HERE):
         with log.open("a") as file:
             file.write("10:01 [STEP] preparing data\n")
         assert out.heard.wait(SECONDS)
@@ -71,7 +75,7 @@ def test_the_first_step_ends_the_signs(run_dir: Path, monkeypatch: pytest.Monkey
         ended.set()
 
     monkeypatch.setattr(start_signs, "_watch", watched)
-    with start_signs.shown(run_dir):
+    with start_signs.shown(run_dir, HERE):
         assert out.heard.wait(SECONDS)
         (run_dir / metrics.METRICS).write_text('{"step": 1}\n')
         assert ended.wait(SECONDS), "steps have a bar or lines of their own"
@@ -101,7 +105,7 @@ def test_a_pipe_hears_of_everything_until_the_first_step(
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(reminders, "SIGN_SECONDS", 0.0)
     note_phase(run_dir, phase)
-    with start_signs.shown(run_dir):
+    with start_signs.shown(run_dir, HERE):
         assert out.heard.wait(SECONDS)
 
 
@@ -119,7 +123,7 @@ def test_a_terminal_sees_the_bar_alone_once_there_is_one(
 
     monkeypatch.setattr(start_signs, "_watch", watched)
     note_phase(run_dir, "evaluation")
-    with start_signs.shown(run_dir):
+    with start_signs.shown(run_dir, HERE):
         assert out.heard.wait(SECONDS)
         note_phase(run_dir, "generation")
         assert ended.wait(SECONDS)
@@ -131,7 +135,7 @@ def test_a_terminal_has_one_line_that_is_covered_in_the_end(
 ) -> None:
     out = Listener("⠹", is_terminal=True)
     monkeypatch.setattr(sys, "stdout", out)
-    with start_signs.shown(run_dir):
+    with start_signs.shown(run_dir, HERE):
         assert out.heard.wait(SECONDS)
     drawn = [text for text in out.getvalue().split("\r") if text]
     assert "\n" not in out.getvalue()
@@ -156,3 +160,20 @@ def test_quick_work_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with busy("loading the tokenizer"):
         pass
     assert err.getvalue() == ""
+
+
+def test_each_node_says_what_it_does_itself(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 0 waits for node 1, which prepares its data."""
+    second = Place(nodes=2, processes=2, node=1)
+    log = run_dir / "logs" / "rank-2.log"
+    log.write_text("10:01 [STEP] preparing data\n")
+    note_phase(run_dir, "evaluation")
+    out = Listener("kubetune: still starting, ")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(reminders, "SIGN_SECONDS", 0.0)
+    with waits.noted(run_dir, 0) as note:
+        note("node 1")
+        with start_signs.shown(run_dir, second):
+            assert out.heard.wait(SECONDS)
+    assert "waiting for node 1" not in out.getvalue()
+    assert "evaluating" not in out.getvalue()

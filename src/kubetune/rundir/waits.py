@@ -23,7 +23,7 @@ _OLD_SECONDS = 60.0
 @contextmanager
 def noted(run_dir: Path, node: int) -> Iterator[Callable[[str], None]]:
     """Yield a function that notes whom this node waits for. Call it again and again; the note goes with the block."""
-    path = run_dir / "logs" / f"node-{node}.waits.json"
+    path = _path(run_dir, node)
     began = time.time()
     last = ("", 0.0)  # the words of the newest note, and when it was written
 
@@ -44,32 +44,34 @@ def noted(run_dir: Path, node: int) -> Iterator[Callable[[str], None]]:
 
 def read(run_dir: Path) -> str | None:
     """Return in words which node waits for which, None where none does: "node 1 has waited for node 0 for 40 s"."""
-    facts = _newest(run_dir)
-    if facts is None:
-        return None
-    # By the clock of that node alone: others may differ from it.
-    seconds = facts["time"] - facts["since"]
-    return f"node {facts['node']} has waited for {facts['waits_for']} for {seconds:.0f} s"
+    for path in sorted((run_dir / "logs").glob("node-*.waits.json")):
+        facts = _note(path)
+        if facts is not None:
+            # By the clock of that node only: others may differ from it.
+            seconds = facts["time"] - facts["since"]
+            return f"node {facts['node']} has waited for {facts['waits_for']} for {seconds:.0f} s"
+    return None
 
 
-def doing(run_dir: Path) -> str | None:
-    """Return what a node does that waits, None where none does: "waiting for node 1"."""
-    facts = _newest(run_dir)
+def doing(run_dir: Path, node: int) -> str | None:
+    """Return what this node does if it waits, None if it does not: "waiting for node 1"."""
+    facts = _note(_path(run_dir, node))
     return None if facts is None else f"waiting for {facts['waits_for']}"
 
 
-def _newest(run_dir: Path) -> dict[str, Any] | None:
-    """Return the note of the lowest node that waits now."""
-    for path in sorted((run_dir / "logs").glob("node-*.waits.json")):
-        try:
-            facts = files.read_object(path)
-            is_whole = isinstance(facts["since"], float) and {"node", "waits_for"} <= facts.keys()
-            is_new = time.time() - float(facts["time"]) < _OLD_SECONDS
-        except (OSError, errors.EnvironmentFault, KeyError, TypeError, ValueError):
-            continue  # it has met the others just now
-        if is_whole and is_new:
-            return facts
-    return None
+def _path(run_dir: Path, node: int) -> Path:
+    return run_dir / "logs" / f"node-{node}.waits.json"
+
+
+def _note(path: Path) -> dict[str, Any] | None:
+    """Return a note, or None if its node does not wait now."""
+    try:
+        facts = files.read_object(path)
+        is_whole = isinstance(facts["since"], float) and {"node", "waits_for"} <= facts.keys()
+        is_new = time.time() - float(facts["time"]) < _OLD_SECONDS
+    except (OSError, errors.EnvironmentFault, KeyError, TypeError, ValueError):
+        return None  # it has met the others just now
+    return facts if is_whole and is_new else None
 
 
 def nodes(numbers: Sequence[int]) -> str:

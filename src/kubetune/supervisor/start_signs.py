@@ -16,6 +16,7 @@ from typing import Final
 
 from kubetune.base import reminders
 from kubetune.rundir import heartbeat, metrics, waits
+from kubetune.supervisor.place import Place
 
 # Silence after which something is said.
 _SILENT_SECONDS: Final = 1.5
@@ -41,15 +42,15 @@ _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 @contextmanager
-def shown(run_dir: Path) -> Iterator[None]:
-    """Show signs of life on standard output while the block runs, until the first step."""
+def shown(run_dir: Path, place: Place) -> Iterator[None]:
+    """Show signs of life of this node on standard output while the block runs, until the first step."""
     sign = _Drawn() if sys.stdout.isatty() else _Printed()
     # What earlier starts have logged and measured is passed over.
-    logged = _size(_log_of(run_dir))
+    logged = _size(_log_of(run_dir, place))
     measured = _size(run_dir / metrics.METRICS)
 
     def watch(ended: threading.Event) -> None:
-        _watch(run_dir, sign, logged, measured, ended)
+        _watch(run_dir, place, sign, logged, measured, ended)
 
     with reminders.beside(watch, "signs of life"):
         yield
@@ -104,21 +105,22 @@ class _Printed:
 
 def _watch(
     run_dir: Path,
+    place: Place,
     sign: _Drawn | _Printed,
     logged: int,
     measured: int,
     ended: threading.Event,
 ) -> None:
-    """Say what the first rank does whenever its log has been silent, until a step is made or the block has ended.
+    """Say what the first rank of this node does whenever its log is silent, until a step is made or the block ends.
 
     `logged`, `measured`: the bytes of its log and of the run's metrics at the beginning.
     """
     began = time.time()
-    log = _log_of(run_dir)
+    log = _log_of(run_dir, place)
     size = logged
     since = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
-        phase = _phase(run_dir, began)
+        phase = _phase(run_dir, place, began)
         if _size(run_dir / metrics.METRICS) != measured:
             break
         if sign.yields_to_bar and phase not in ("", *_BEFORE_THE_BAR):
@@ -130,15 +132,15 @@ def _watch(
             since = now
             sign.end()
         elif now - since >= _SILENT_SECONDS:
-            doing = waits.doing(run_dir) or _doing(log, logged, phase)
+            doing = waits.doing(run_dir, place.node) or _doing(log, logged, phase)
             sign.say(doing, now - since)
     sign.end()
 
 
-def _phase(run_dir: Path, began: float) -> str:
-    """Return the phase of rank 0, empty before it has one in this start."""
+def _phase(run_dir: Path, place: Place, began: float) -> str:
+    """Return the phase of the first rank of this node, empty before it has one in this start."""
     for beat in heartbeat.read_beats(run_dir):
-        if beat["rank"] == 0 and float(beat["time"]) >= began:
+        if beat["rank"] == place.ranks[0] and float(beat["time"]) >= began:
             return str(beat["phase"])
     return ""
 
@@ -159,9 +161,9 @@ def _doing(log: Path, before: int, phase: str) -> str:
     return doing
 
 
-def _log_of(run_dir: Path) -> Path:
-    """Return the log of the first rank."""
-    return run_dir / "logs" / "rank-0.log"
+def _log_of(run_dir: Path, place: Place) -> Path:
+    """Return the log of the first rank of this node."""
+    return run_dir / "logs" / f"rank-{place.ranks[0]}.log"
 
 
 def _size(path: Path) -> int:

@@ -62,7 +62,7 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     metrics.record_event(run_dir, "launch", **facts)
     node = Node(run_dir, place, relay, prepare, worker)
     with _mirrored(node), observer_process.observed(run_dir, place.node, begun, relay):
-        with start_signs.shown(run_dir):
+        with start_signs.shown(run_dir, place):
             status = run_node(node)
         return end(node, status)
 
