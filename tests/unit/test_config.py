@@ -464,6 +464,26 @@ def test_infinite_numbers_are_refused_in_every_section(write: Any) -> None:
     assert keys == ["training.max_grad_norm", "compute.peak_tflops", "compute.price_per_gpu_hour"]
 
 
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            "generate: {metric: bleurt}",
+            'evaluation.generate.metric: found "bleurt"; did you mean bleu?',
+        ),
+        (
+            "gate: {loss: 0.5}",
+            "evaluation.gate: loss: found '0.5'; expected a comparison and a number",
+        ),
+    ],
+)
+def test_a_word_in_place_of_a_list_or_a_condition_is_shown_whole(
+    write: Any, section: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(write(f"{EVALUATED}evaluation: {{{section}}}\n"))
+
+
 @pytest.mark.parametrize("name", ["mlflow", "wandb", "trackio", "prometheus"])
 def test_a_tracker_is_switched_on_by_true(write: Any, name: str) -> None:
     on, off = (

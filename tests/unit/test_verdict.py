@@ -22,7 +22,8 @@ from kubetune import errors, extras
 from kubetune.cli import main
 from kubetune.cli.installation import mcp
 from kubetune.config.load import load_config
-from kubetune.config.resolved import dotted_values
+from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import dotted_values, resolved
 from kubetune.data.findings.checked import prepare_run
 from kubetune.errors import KubetuneError
 from kubetune.library.plans import plan_here
@@ -126,6 +127,22 @@ def sees(folder: Path) -> None:
     shutil.copy(Path(__file__).parents[2] / "docs" / "images" / "demo.gif", folder / "a.png")
 
 
+def put_classifier(folder: Path, names: list[str]) -> None:
+    labels = {str(number): name for number, name in enumerate(names)}
+    copy_model(folder, architectures=["LlamaForSequenceClassification"], id2label=labels)
+
+
+def unfinished(task: str) -> Callable[[Path], None]:
+    """Return what makes `model` a run directory of a run that has made no checkpoint."""
+
+    def make(folder: Path) -> None:
+        settings = {"task": task, "model": str(MODEL), "data": {"train": "train.jsonl"}}
+        (folder / "model").mkdir()
+        (folder / "model" / RESOLVED).write_text(json.dumps(resolved(load_config(settings))))
+
+    return make
+
+
 def put(file: Path, text: str) -> None:
     file.write_text(text)
 
@@ -145,6 +162,8 @@ OWN = {
     "evaluation.metrics": {"file": "mine.py", "functions": ["score"]},
 }
 OF_MODEL = {"model.path": "model"}
+TAUGHT = {**REWARD, "rewards": [{"teacher": "./model"}]}
+SCORED = {**REWARD, "rewards": [{"reward_model": "./model"}]}
 
 CASES = {
     # Rows.
@@ -235,6 +254,30 @@ CASES = {
     "a module to train whole that is not there": Case(
         "lora.modules_to_save: this model has no module named embed_tokns; did you mean embed_tokens?",
         {"lora.modules_to_save": ["norm", "embed_tokns"]},
+    ),
+    # Models of rewards.
+    "a teacher without weights": Case(
+        r"rewards\[0\]\.teacher: model .*model: has no \*.safetensors file", TAUGHT, make=without("model.safetensors"),
+    ),
+    "no such teacher": Case(
+        r"rewards\[0\]\.teacher: model \./model: there is no such folder; did you mean \./modle", TAUGHT,
+        make=lambda folder: (folder / "modle").mkdir(),
+    ),
+    "a teacher of other tokens": Case(
+        "the teacher .* has other tokens than the model that learns", TAUGHT, make=without_template,
+    ),
+    "a reward model without weights": Case(
+        r"rewards\[0\]\.reward_model: model .*model: has no \*.safetensors file", SCORED,
+        make=without("model.safetensors"),
+    ),
+    "a reward model that writes": Case("so it is no reward model; expected a classifier", SCORED, make=copy_model),
+    "a reward model of two classes": Case(
+        "has 2 outputs; expected a reward model, which has one", SCORED,
+        make=lambda folder: put_classifier(folder, ["good", "bad"]),
+    ),
+    "a reward by a run without a checkpoint": Case("model has no checkpoint", SCORED, make=unfinished("reward_model")),
+    "a reward by a run of another task": Case(
+        "is a run of `task: causal_lm`; expected one of reward_model", SCORED, make=unfinished("causal_lm"),
     ),
     "nothing to continue": Case(
         "training.resume is must, but .* has no checkpoint", {"training.resume": "must", "output": "outputs/none"},

@@ -48,12 +48,15 @@ def _place(error: ErrorDetails, tree: Tree) -> KeyPath:
     """Return the path of an error in the tree.
 
     Pydantic puts the names of union branches into a location: ("lora", "LoraConfig", "r") is the path ("lora", "r").
-    Parts that the tree does not have are such names, except for the last part of a missing key.
+    Parts that the tree does not have are such names, except for the last part of a missing key. A word that stands
+    for a list of one, as in `metric: bleu`, has no parts.
     """
     node: Any = tree.data
     path: list[str | int] = []
     last = len(error["loc"]) - 1
     for index, part in enumerate(error["loc"]):
+        if isinstance(node, str):
+            continue
         try:
             node = node[part]
         except (LookupError, TypeError):

@@ -43,6 +43,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(_require_output, config.output or "outputs"),
             partial(_require_cache, config.data.cache, environ),
             partial(_require_checkpoint, config),
+            partial(_require_reward_models, config, environ),
         ]
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.
@@ -53,7 +54,6 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         partial(_require_rewards, config.rewards),
         partial(_require_report_place, config.logging.report_json),
         partial(_require_experts, config.training, config.model.path, environ),
-        partial(_require_targets, config.lora, config.model, environ),
         partial(_require_training, config, environ),
     ]
     problems = []
@@ -180,6 +180,17 @@ def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
             raise ConfigError(f"rewards: {error}") from None
 
 
+def _require_reward_models(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError or ModelError for models of rewards that are not here, or do not reward."""
+    for number, reward in enumerate(config.rewards):
+        if not reward.is_model:
+            continue
+        from kubetune.scoring.rewards.named_models import require_named_model
+
+        kind = "teacher" if reward.teacher is not None else "reward_model"
+        require_named_model(reward, config, environ, f"rewards[{number}].{kind}")
+
+
 def _require_output(output: str) -> None:
     """Raise ConfigError for a run directory that cannot be written."""
     _require_writable("output", Path(output).expanduser().absolute())
@@ -277,7 +288,8 @@ def _require_targets_in_doubt(
 
 
 def _require_training(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if not one parameter of the model would be trained."""
+    """Raise ConfigError for targets that the model lacks, or if not one parameter of it would be trained."""
+    _require_targets(config.lora, config.model, environ)
     weights = read_weights(config.model.path, environ)
     lora = config.lora
     # Regular expressions are for whole names, which files and models write differently.

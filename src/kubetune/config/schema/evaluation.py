@@ -241,6 +241,17 @@ class EvaluationConfig(Section):
         "exit code 5.",
     )
 
+    @field_validator("gate", mode="before")
+    @classmethod
+    def _as_texts(cls, value: Any) -> Any:
+        # A bare number is no condition; that is said in the words of conditions.
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: str(wanted) if isinstance(wanted, (int, float)) else wanted
+            for name, wanted in value.items()
+        }
+
     @field_validator("gate")
     @classmethod
     def _are_conditions(cls, value: dict[str, str]) -> dict[str, str]:

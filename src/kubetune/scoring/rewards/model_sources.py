@@ -23,6 +23,7 @@ from kubetune.models import quantization
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import checkpoints
+from kubetune.scoring.rewards.named_models import require_task
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,6 @@ class ModelSource:
             return self.spec.model.path
         return str(self.folder)
 
-    def require_task(self, *tasks: str) -> None:
-        """Raise ConfigError for a run of another task than these."""
-        if self.config is not None and self.config.task_name not in tasks:
-            raise errors.ConfigError(
-                f"rewards: {self.run_dir} is a run of `task: {self.config.task_name}`; expected one of {', '.join(tasks)}"
-            )
-
     def checked(self, load: Callable[[], Learner]) -> Learner:
         """Return what is loaded of a run. Raise ConfigError if its base is not the one that it was trained on."""
         # A model that was trained whole has its checksums in the manifest.
@@ -67,7 +61,7 @@ def source_of(reward: RewardConfig, *, local_files_only: bool) -> ModelSource:
     # A run directory, which has its config.
     place = Path(path).expanduser()
     if (place / RESOLVED).is_file():
-        return _of_run(place)
+        return _of_run(place, reward)
 
     # A folder or a name on the hub.
     model = ModelConfig(path=path, revision=reward.revision, local_files_only=local_files_only)
@@ -81,9 +75,10 @@ def source_of(reward: RewardConfig, *, local_files_only: bool) -> ModelSource:
     return ModelSource(spec, None, place, folder, _digest_of(path, folder))
 
 
-def _of_run(run_dir: Path) -> ModelSource:
+def _of_run(run_dir: Path, reward: RewardConfig) -> ModelSource:
     """Return the best checkpoint of a run, with the model that it was trained on."""
     config = read_config(run_dir)
+    require_task(run_dir, config, reward)
     require_plain(run_dir, but=OF_TRACKERS)
     if config.model.trust_remote_code:
         raise errors.ConfigError(

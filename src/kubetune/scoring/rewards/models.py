@@ -28,6 +28,7 @@ from kubetune.models.classifier_pooling import name_padding, prepare_pooling, re
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import heartbeat
+from kubetune.scoring.rewards import named_models
 from kubetune.scoring.rewards.model_sources import ModelSource, source_of
 from kubetune.scoring.rewards.request import Judgement, Request
 from kubetune.tasks import causal_lm, reward_model
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 # Tokens that are run at a time.
 TOKENS_AT_ONCE: Final = 16_384
-# Tasks with a result that says how likely a text is.
-LANGUAGE_TASKS: Final = ("causal_lm", "grpo", "preference")
 
 
 class ModelJudge(Protocol):
@@ -109,7 +108,6 @@ class RewardModelJudge:
 
 
 def _reward_model(source: ModelSource, device: torch.device) -> RewardModelJudge:
-    source.require_task("reward_model")
     tokenizer = load_tokenizer(source.spec.model)
     adds_special_tokens = True
     limit = tokenizer.max_length
@@ -132,10 +130,7 @@ def _classifier(spec: ModelSpec, tokenizer: Tokenizer, device: torch.device) -> 
 
     def refuse_new(_: Any, names: set[str]) -> None:
         if names:
-            raise errors.ModelError(
-                f"rewards: {path} lacks weights ({', '.join(sorted(names)[:3])}), so it is no reward model; expected a "
-                "classifier with one output, or a run of `task: reward_model`"
-            )
+            raise named_models.lacking_weights(path, ", ".join(sorted(names)[:3]))
 
     model: Any = loading.load_pretrained(
         AutoModelForSequenceClassification,
@@ -144,9 +139,7 @@ def _classifier(spec: ModelSpec, tokenizer: Tokenizer, device: torch.device) -> 
         draw=refuse_new,
     )
     if model.config.num_labels != 1:
-        raise errors.ModelError(
-            f"rewards: {path} has {model.config.num_labels} outputs; expected a reward model, which has one"
-        )
+        raise named_models.other_outputs(path, model.config.num_labels)
     name_padding(model, tokenizer.pad_id)
     read_at_end(model, tokenizer.eos_id)
     return Learner(model.eval(), prepare_pooling(model, spec.model.attention), reward_model.REWARD)
@@ -190,13 +183,9 @@ def _teacher(
     device: torch.device,
     longest: int,
 ) -> TeacherJudge:
-    source.require_task(*LANGUAGE_TASKS)
     of_teacher = load_tokenizer(source.spec.model)
     if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
-        raise errors.ModelError(
-            f"rewards: the teacher {source.name} has other tokens than the model that learns ({of_teacher.name}, not "
-            f"{tokenizer.name}), so it can say nothing of them; expected a teacher with the same tokenizer"
-        )
+        raise named_models.other_tokens(source.name, of_teacher.name, tokenizer.name)
     if source.config is None:
         model = loading.load_pretrained(AutoModelForCausalLM, source.spec, device).eval()
         learner = causal_lm.TASK.learner_of(model, source.spec)

@@ -1,0 +1,105 @@
+"""Judge a model that a reward names by its files, before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kubetune import errors
+from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import read_config
+from kubetune.config.schema import Config, ModelConfig, RewardConfig
+from kubetune.data.inspect.estimate import load_here
+from kubetune.data.reading.hub import is_local, require_model
+from kubetune.plan import model_shapes
+from kubetune.rundir import checkpoints
+
+# Tasks whose result says how likely a text is.
+LANGUAGE_TASKS: Final = ("causal_lm", "grpo", "preference")
+_EXPECTED: Final = "expected a classifier with one output, or a run of `task: reward_model`"
+
+
+def require_named_model(
+    reward: RewardConfig, config: Config, environ: Mapping[str, str], key: str
+) -> None:
+    """Raise ConfigError or ModelError for a model of a reward that cannot be used. No weights are read.
+
+    `config`: of the run that learns from the reward. `key`: where it names the model.
+    """
+    path = reward.reward_model or reward.teacher
+    assert path is not None, "the config has checked that the reward is by a model"
+    run_dir = Path(path).expanduser()
+    # A run directory, which has its config.
+    if (run_dir / RESOLVED).is_file():
+        of_run = read_config(run_dir)
+        require_task(run_dir, of_run, reward)
+        checkpoints.choose(run_dir)
+        model = of_run.model
+    else:
+        local_files_only = config.model.local_files_only
+        model = ModelConfig(path=path, revision=reward.revision, local_files_only=local_files_only)
+    try:
+        require_model(model, environ)
+    except errors.ModelError as error:
+        raise errors.ModelError(f"{key}: {error}") from None
+    if reward.teacher is not None:
+        _require_same_tokens(model, config)
+    elif not (run_dir / RESOLVED).is_file():
+        _require_classifier(path, environ)
+
+
+def require_task(run_dir: Path, config: Config, reward: RewardConfig) -> None:
+    """Raise ConfigError for a run whose task does not make what the reward needs."""
+    tasks = LANGUAGE_TASKS if reward.teacher is not None else ("reward_model",)
+    if config.task_name not in tasks:
+        raise errors.ConfigError(
+            f"rewards: {run_dir} is a run of `task: {config.task_name}`; expected one of {', '.join(tasks)}"
+        )
+
+
+def other_tokens(teacher: str, of_teacher: str, tokenizer: str) -> errors.ModelError:
+    """Return the error for a teacher whose tokens are not those of the model that learns."""
+    return errors.ModelError(
+        f"rewards: the teacher {teacher} has other tokens than the model that learns ({of_teacher}, not "
+        f"{tokenizer}), so it can say nothing of them; expected a teacher with the same tokenizer"
+    )
+
+
+def other_outputs(path: str, number: int) -> errors.ModelError:
+    """Return the error for a classifier that has not one output."""
+    return errors.ModelError(
+        f"rewards: {path} has {number} outputs; expected a reward model, which has one"
+    )
+
+
+def lacking_weights(path: str, names: str) -> errors.ModelError:
+    """Return the error for a model without the weights of a reward model's output."""
+    return errors.ModelError(
+        f"rewards: {path} lacks weights ({names}), so it is no reward model; {_EXPECTED}"
+    )
+
+
+def _require_same_tokens(teacher: ModelConfig, config: Config) -> None:
+    # What the hub has is compared when the model is loaded.
+    if not is_local(teacher.path) or not is_local(config.model.path):
+        return
+    of_teacher = load_here(teacher, config.data)
+    tokenizer = load_here(config.model, config.data)
+    if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
+        raise other_tokens(teacher.path, of_teacher.name, tokenizer.name)
+
+
+def _require_classifier(path: str, environ: Mapping[str, str]) -> None:
+    """Raise ModelError for a model that has not one output by its config.json, as transformers reads it."""
+    facts = model_shapes.read_config(path, environ)
+    if facts is None:
+        return
+    labels = facts.get("id2label")
+    number = len(labels) if labels else facts.get("num_labels", 2)
+    if number == 1:
+        return
+    classes = [str(name) for name in facts.get("architectures") or []]
+    if classes and all(name.endswith("ForCausalLM") for name in classes):
+        raise lacking_weights(path, "those of its output")
+    raise other_outputs(path, number)
