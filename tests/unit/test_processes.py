@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,3 +102,20 @@ def test_a_number_of_threads_that_openmp_takes_or_ignores_is_tried(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     processes.try_threads()
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_not_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    child = run_python("import signal; signal.pause()")
+
+    def read_late(path: Path) -> str:
+        with path.open() as file:
+            child.kill()
+            child.wait()
+            return file.read()
+
+    monkeypatch.setattr(Path, "read_text", read_late)
+    assert not processes.is_alive(child.pid)
+    assert child.stdout is not None
+    child.stdout.close()

@@ -150,6 +150,9 @@ def is_alive(pid: int) -> bool:
         return state not in "ZX"
     except FileNotFoundError:
         return sys.platform != "linux"
+    except ProcessLookupError:
+        # It ended after its file had been opened.
+        return False
 
 
 def children(pid: int) -> list[int]:
