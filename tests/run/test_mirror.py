@@ -21,7 +21,7 @@ from kubetune.cli import main
 from kubetune.config.load import load_config
 from kubetune.config.resolved import read_config
 from kubetune.rundir import checkpoints, metrics
-from kubetune.rundir.mirror import copier, lease, sync
+from kubetune.rundir.mirror import copier, lease, stored_run
 from kubetune.rundir.mirror.sync import Mirror
 from tests import s3, toy
 from tests.broken_store import WITHHELD, serving
@@ -447,12 +447,12 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])
     with pytest.raises(errors.ConfigError, match=r"pip install 'kubetune\[gs\]'"):
-        sync.check_installed("gs://bucket/some/run")
+        stored_run.check_installed("gs://bucket/some/run")
     for wrong in ("ftp://bucket/run", "s3://bucket", "s3://bucket/"):
         with pytest.raises(
             errors.ConfigError, match=r"expected SCHEME://BUCKET/PATH with one of s3, gs"
         ):
-            sync.check_installed(wrong)
+            stored_run.check_installed(wrong)
 
 
 def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(

@@ -28,6 +28,7 @@ from kubetune import errors
 from kubetune.base.signals import Relay
 from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
+from kubetune.config.schema.tracking import PrometheusConfig
 from kubetune.k8s.manifests.monitoring import alert_rules
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import events, metrics
@@ -467,9 +468,7 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
     with _Server() as free, _Server() as chosen:
         port = free.server_port
         own_port = chosen.server_port
-    run.config = run.config.model_validate(
-        {**resolved(run.config), "tracking": {"prometheus": {"port": port}}}
-    )
+    run.prometheus = PrometheusConfig(port=port)
     thread = threading.Thread(target=prometheus.observe, args=(run,))
     thread.start()
     scrape = {"job_name": "kubetune", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
