@@ -51,8 +51,8 @@ def bill(
     The speed was measured: it is `compute.tokens_per_second`, else the speed of the `known` runs of this shape or
     of a similar one. Without either, hours are unknown.
 
-    `work`: of rows as long as the config lets them be, since runs on other data are compared by it. `gpu`: the name
-    of the device.
+    `work`: the work on the longest rows that the config allows, by which runs on other data are compared. `gpu`: the
+    name of the device.
     """
     if tokens is None:
         return None

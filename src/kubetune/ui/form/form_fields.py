@@ -29,7 +29,8 @@ LABELS = {
 # Descriptions of these keys for the form, in which nobody writes YAML.
 ABOUT = {
     "task": "What the model is to learn.",
-    "lora": "LoRA trains a small adapter next to the model; full fine-tuning changes every weight and needs more memory.",
+    "lora": "LoRA trains a small adapter next to the model; full fine-tuning changes every weight and needs far more "
+    "memory.",
     "model.path": "A name on the Hugging Face hub, a folder that holds a model, or an image in a registry (`oci://registry/name:tag`).",
     "data.train": "A file, a folder or a data set of the hub: JSON lines, JSON, CSV, TSV, Parquet or text.",
     "name": "Small letters, digits and dashes, at most 40.",
