@@ -23,7 +23,7 @@ CLUSTER = {"k8s"}
 # Packages within a room, each of which imports only itself, files of the room and packages before it.
 INNER_ORDER = {
     "data": ["reading", "text", "vision", "prepared", "findings", "inspect"],
-    "result": ["inference", "gguf_files", "forms", "publishing"],
+    "result": ["inference", "gguf_files", "forms", "publishing", "served"],
 }
 # Files of the package's root. They import rooms, and no room imports them.
 DOORS = {"", "__main__", "agent", "worker"}

@@ -1,6 +1,7 @@
 """`kubetune serve --render`: manifests that serve what was trained with vLLM. Asks no cluster and no hub for anything.
 
-`kubetune serve --ollama` makes a GGUF export known to the Ollama of this machine instead.
+`kubetune serve --ollama` makes a GGUF export known to the Ollama of this machine instead, and `kubetune serve --check`
+asks a server whether it is the model.
 
 `plugins/serving` knows what can be served, and how.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from kubetune.cli.json_answers import add_json
 from kubetune.cli.remote.render import MARK, write_folder
+from kubetune.cli.result import serve_check
 from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import dump
@@ -54,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the manifests; nothing is applied",
     )
     by.add_argument(
+        "--check",
+        metavar="URL",
+        help="ask the server at an address whether it is the model of a run or an export",
+    )
+    by.add_argument(
         "--ollama",
         action="store_true",
         help="add the GGUF export of a run to the Ollama of this machine",
@@ -63,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=kserve.KINDS,
         help="an object of KServe in place of a Deployment: one address of weights, or a base with adapters",
     )
+    serve_check.add_arguments(parser)
+    add_json(parser, "with --check: its points as JSON")
     _add_model_options(parser)
     _add_pod_options(parser)
     parser.add_argument(
@@ -161,8 +171,14 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Render, check, print, and say how to try it. Raise ConfigError before anything is written."""
     if args.ollama:
-        _require_for_ollama(args)
+        _require_only(
+            args, ["--ollama"], "which serves on this machine (NAME=RUN_DIR names the model)"
+        )
         return _by_ollama(args.targets)
+    if args.check:
+        _require_only(args, ["--check", args.check], "which asks a server", serve_check.OPTIONS)
+        return serve_check.run(args)
+    _require_none(args, serve_check.OPTIONS)
     options = TargetOptions(
         args.base, args.rank, args.merged, args.trust_code, by_kserve=bool(args.kserve)
     )
@@ -223,17 +239,31 @@ def _require_for_kserve(args: argparse.Namespace) -> None:
             )
 
 
-def _require_for_ollama(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options about servers in a cluster, which are all others."""
-    without_others = vars(args.parser.parse_args(["any-run", "--ollama"]))
-    for name, usual in without_others.items():
-        if name == "targets" or getattr(args, name) == usual:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        raise ConfigError(
-            f"{option}: means nothing with --ollama, which serves on this machine; leave it out (NAME=RUN_DIR names "
-            "the model)"
-        )
+def _require_only(
+    args: argparse.Namespace, words: Sequence[str], reason: str, allowed: Sequence[str] = ()
+) -> None:
+    """Raise ConfigError for options that mean nothing with the first word. `allowed`: names of those that do."""
+    usual = vars(args.parser.parse_args(["any-run", *words]))
+    for name in _changed(args, usual):
+        if name not in allowed:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: means nothing with {words[0]}, {reason}; leave it out"
+            )
+
+
+def _require_none(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise ConfigError for options that mean something only with --check."""
+    usual = vars(args.parser.parse_args(["any-run", "--render"]))
+    for name in _changed(args, usual):
+        if name in names:
+            raise ConfigError(f"--{name}: means something only with --check; leave it out")
+
+
+def _changed(args: argparse.Namespace, usual: dict[str, object]) -> Iterator[str]:
+    """Yield the names of options that were given."""
+    for name, value in usual.items():
+        if name != "targets" and getattr(args, name) != value:
+            yield name
 
 
 def _require_effect(

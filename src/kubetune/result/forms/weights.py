@@ -14,6 +14,7 @@ from kubetune.result.forms import equivalence
 from kubetune.result.forms.draft import ExportDraft, ExportSource
 from kubetune.result.forms.equivalence import Sample
 from kubetune.result.forms.wanted import base_name
+from kubetune.result.inference import proof_recording
 
 
 def load_and_ask(draft: ExportDraft) -> tuple[Any, list[Tensor], float | None]:
@@ -29,6 +30,7 @@ def load_and_ask(draft: ExportDraft) -> tuple[Any, list[Tensor], float | None]:
         return model, trained, None
     with model.disable_adapter():
         base = source.ask(model, draft.sample)
+    proof_recording.record(source.result, model, draft.sample.batches, source.dtype_name)
     return model, trained, equivalence.compare("", trained, base, 0.0).difference
 
 

@@ -30,6 +30,7 @@ class WholeModelForm(PlainForm):
 
         from kubetune.models import loading
         from kubetune.result.forms import weights
+        from kubetune.result.inference import proof_recording
 
         source = draft.source
         # The checkpoint is asked in the dtype that it is stored in, and then loaded again in that of the export.
@@ -46,6 +47,7 @@ class WholeModelForm(PlainForm):
             source.device,
         )
         trained = source.ask(model, draft.sample)
+        proof_recording.record_whole(source.result, model, draft.sample.batches, source.dtype_name)
         if stored != source.dtype:
             del model
             gc.collect()

@@ -53,13 +53,18 @@ class Server:
 
     def complete(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
         """Return what the server answers to a request for completions. `deadline`: on the monotonic clock."""
-        text = self._asked("POST", "/v1/completions", request, deadline)
+        return self.ask("/v1/completions", request, deadline)
+
+    def ask(self, path: str, request: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+        """Return the JSON object that the server answers at a path; without a request, to GET."""
+        method = "GET" if request is None else "POST"
+        text = self._asked(method, path, request, deadline)
         try:
             reply = json.loads(text)
         except ValueError as error:
-            raise ServerTrouble(f"answered what is not JSON ({error})") from None
+            raise ServerTrouble(f"answered {path} with what is not JSON ({error})") from None
         if not isinstance(reply, dict):
-            raise ServerTrouble("answered JSON that is no object")
+            raise ServerTrouble(f"answered {path} with JSON that is no object")
         return reply
 
     def load(self, name: str, folder: str, deadline: float) -> None:

@@ -1,0 +1,108 @@
+"""Record what the trained model, its base, and parts of its adapter answer to the rows of a proof, while it is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from kubetune.batching.batch import Batch
+from kubetune.data.prepared.kept_rows import LONGEST
+from kubetune.plan.linears import part_of
+from kubetune.result.inference import proof_answers
+from kubetune.result.inference.proof_answers import ProofAnswers
+from kubetune.result.inference.result import Result
+from kubetune.tasks.task import Task
+
+if TYPE_CHECKING:
+    from kubetune.result.inference.proof_answers import LogProbabilities
+
+
+def record(result: Result, model: Any, rows: Sequence[Batch], dtype: str) -> None:
+    """Write what a base with its adapter answers, as a whole and in parts, into the run directory."""
+    batches = _servable(result, rows)
+    if not batches:
+        return
+    trained = _log_probabilities(result.task, model, batches)
+    with model.disable_adapter():
+        base = _log_probabilities(result.task, model, batches)
+    without = {}
+    parts = _adapted(model)
+    # Without its only part an adapter does nothing.
+    if len(parts) > 1:
+        for part, layers in sorted(parts.items()):
+            with _switched_off(layers):
+                without[part] = _log_probabilities(result.task, model, batches)
+    _write(result, batches, dtype, trained, base, without)
+
+
+def record_whole(result: Result, model: Any, rows: Sequence[Batch], dtype: str) -> None:
+    """Write what a model answers that was trained whole."""
+    batches = _servable(result, rows)
+    if batches:
+        _write(result, batches, dtype, _log_probabilities(result.task, model, batches), None, {})
+
+
+def _servable(result: Result, rows: Sequence[Batch]) -> list[Batch]:
+    """Return the rows of text that a server can be asked about; none of a classifier, which has no next tokens."""
+    if result.trained.classifies:
+        return []
+    batches = []
+    for batch in rows:
+        if batch.pictures is None and 1 < batch.num_tokens <= LONGEST:
+            batches.append(batch)
+    return batches
+
+
+@torch.inference_mode()
+def _log_probabilities(task: Task, model: Any, batches: Sequence[Batch]) -> LogProbabilities:
+    """Return the log-probability of each token but the first of its row, of all rows end to end."""
+    device = next(model.parameters()).device
+    rows = []
+    for batch in batches:
+        logits = task.plain_logits(model, batch.to(device))[:-1].float()
+        following = batch.input_ids[1:].to(logits.device, torch.int64)
+        chosen = logits.log_softmax(1).gather(1, following[:, None])
+        rows.append(chosen[:, 0].cpu().tolist())
+    return proof_answers.joined(rows)
+
+
+def _adapted(model: nn.Module) -> dict[str, list[BaseTunerLayer]]:
+    """Return the layers that have an adapter by the part of the model that they are in."""
+    parts: dict[str, list[BaseTunerLayer]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            parts.setdefault(part_of(f"{name}.weight"), []).append(module)
+    return parts
+
+
+@contextmanager
+def _switched_off(layers: Sequence[BaseTunerLayer]) -> Iterator[None]:
+    """Take the adapters of these layers away within it."""
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def _write(
+    result: Result,
+    batches: Sequence[Batch],
+    dtype: str,
+    trained: LogProbabilities,
+    base: LogProbabilities | None,
+    without: dict[str, LogProbabilities],
+) -> None:
+    """Write the file of this checkpoint."""
+    ids = tuple(tuple(batch.input_ids.tolist()) for batch in batches)
+    facts = {"eos_ids": list(result.tokenizer.eos_ids), "dtype": dtype}
+    # `best` is a link to a checkpoint.
+    path = proof_answers.path_of(result.run_dir, result.checkpoint.resolve().name)
+    proof_answers.write(path, ProofAnswers(ids, trained, base, without, facts), result.run_dir)

@@ -1,0 +1,107 @@
+"""What a run, or an export of it, knows of its model without data, base and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubetune import errors
+from kubetune.base.files import require_plain
+from kubetune.config.naming import OF_TRACKERS, model_short_name
+from kubetune.config.resolved import read_config
+from kubetune.config.schema import ModelConfig
+from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.text.tokenizer_files import read_json
+from kubetune.result.forms.wanted import PROVENANCE
+from kubetune.result.inference import proof_answers
+from kubetune.result.inference.proof_answers import ProofAnswers
+from kubetune.result.served.conversations import SAMPLES, Conversation
+from kubetune.rundir import checkpoints
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A trained model, and what a server's answers are compared with."""
+
+    name: str  # that requests ask for, if nothing else is said
+    tokenizer: Tokenizer
+    rank: int | None  # of its adapter
+    answers: ProofAnswers | None
+    lacking: str  # why there are no answers
+    conversations: tuple[Conversation, ...] = SAMPLES
+    origin: str = "of kubetune, since the run kept none of its data"
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        if self.answers is not None and "eos_ids" in self.answers.facts:
+            return tuple(self.answers.facts["eos_ids"])
+        return self.tokenizer.eos_ids
+
+
+def known_model(folder: Path) -> KnownModel:
+    """Return what is known of the model of a run directory, or of a folder that `kubetune export` wrote.
+
+    Raise ConfigError for other folders, ModelError for a run that serves no next tokens.
+    """
+    provenance = folder / PROVENANCE
+    if provenance.is_file():
+        facts: dict[str, Any] = read_json(provenance)
+        checkpoint = str(facts["checkpoint"]["name"])
+        # RUN/exports/step-000120-adapter
+        run_dir = folder.absolute().parent.parent
+        if not (run_dir / "resolved.json").is_file():
+            return _of_lone_export(folder, facts)
+        path = proof_answers.path_of(run_dir, checkpoint)
+    elif (folder / "resolved.json").is_file():
+        run_dir = folder
+        newest = proof_answers.newest(run_dir)
+        if newest is None:
+            checkpoint = checkpoints.choose(run_dir, "best").resolve().name
+            newest = proof_answers.path_of(run_dir, checkpoint)
+        path = newest
+        checkpoint = path.name.split(".")[0]
+    else:
+        raise errors.ConfigError(
+            f"{folder}: expected a run directory, or a folder that kubetune export wrote; it is neither"
+        )
+    return _of_run(run_dir, checkpoint, path)
+
+
+def _of_run(run_dir: Path, checkpoint: str, path: Path) -> KnownModel:
+    """Return what a run knows of a checkpoint. `path`: the file with the answers to its proof rows."""
+    require_plain(run_dir, but=OF_TRACKERS)
+    config = read_config(run_dir)
+    if config.classifies:
+        raise errors.ModelError(
+            f"{run_dir} is a run of task {config.task}, whose model has no next tokens to compare; --check takes models "
+            "that write texts"
+        )
+    answers = None
+    lacking = ""
+    if path.is_file():
+        answers = proof_answers.read(path)
+    else:
+        lacking = (
+            f"{run_dir} keeps no log-probabilities of {checkpoint}; `kubetune export {run_dir}` "
+            "records them, where its base is"
+        )
+    folder = checkpoints.choose(run_dir, checkpoint)
+    rank = config.lora.r if config.lora else None
+    name = config.name or model_short_name(config.model.path)
+    return KnownModel(name, _tokenizer(folder), rank, answers, lacking)
+
+
+def _of_lone_export(folder: Path, facts: dict[str, Any]) -> KnownModel:
+    """Return what an export knows that is not in its run directory."""
+    lacking = "its run directory keeps log-probabilities, and it is not here; name the run instead"
+    config = facts["run"]["config"]
+    rank = None
+    if facts["kind"] == "adapter":
+        rank = int(config["lora"]["r"])
+    return KnownModel(str(facts["run"]["name"]), _tokenizer(folder), rank, None, lacking)
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(ModelConfig(path=str(folder), local_files_only=True))
