@@ -11,7 +11,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -32,6 +32,12 @@ class ServedModel:
     template: str | None = None  # in place of the tokenizer's
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # defaults of the server
     adds_bos: bool = False
+    drops_thoughts: bool = False
+    reverses_tools: bool = False
+    stops_at: tuple[int, ...] | None = None  # None: at the tokenizer's EOS
+    sampling: dict[str, float] = field(default_factory=dict)  # in place of what requests leave out
+    # What it can tell: `prompt` (vLLM), `echo` (the older API), or `next` alone, in llama.cpp's form.
+    tells: str = "prompt"
     context: int = 512
     key: str | None = None
     # Changes the log-probabilities of a prompt.
@@ -49,7 +55,8 @@ class ServedModel:
         if path in self.broken:
             return self.broken[path]
         if path == "/v1/models":
-            card = {"object": "model", "owned_by": "vllm", "max_model_len": self.context}
+            owner = "vllm" if self.tells == "prompt" else "somebody"
+            card = {"object": "model", "owned_by": owner, "max_model_len": self.context}
             return 200, {"object": "list", "data": [{"id": name, **card} for name in self.names]}
         if request and request.get("model") not in self.names:
             return 404, {"error": {"message": f"The model `{request['model']}` does not exist."}}
@@ -70,9 +77,14 @@ class ServedModel:
                     if not isinstance(call["function"]["arguments"], str):
                         return 400, {"error": {"message": "arguments: str expected"}}
                     call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+                if self.drops_thoughts:
+                    message.pop("reasoning_content", None)
+            tools = request.get("tools")
+            if tools and self.reverses_tools:
+                tools = tools[::-1]
             ids = self.tokenizer.apply_chat_template(
                 messages,
-                tools=request.get("tools"),
+                tools=tools,
                 chat_template=self.template,
                 add_generation_prompt=request.get("add_generation_prompt", True),
                 return_dict=False,
@@ -88,16 +100,50 @@ class ServedModel:
         if len(ids) >= self.context:
             message = f"This model's maximum context length is {self.context} tokens."
             return 400, {"error": {"message": message}}
-        choice = {"index": 0, "text": "x", "finish_reason": "length"}
-        if request.get("prompt_logprobs") is not None:
-            logits = self.model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
-            values = logits.log_softmax(1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        choice: dict[str, Any] = {"index": 0, **self._drawn(ids, request)}
+        logits = self.model(input_ids=torch.tensor([ids])).logits[0].float()
+        every = logits.log_softmax(1)
+        values = every[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        numbers: list[Any] = [None]
+        for value in self.spoil(values).tolist():
+            numbers.append(None if math.isnan(value) else max(value, LOWEST))
+        if self.tells == "prompt" and request.get("prompt_logprobs") is not None:
             of_tokens: list[Any] = [None]
-            for token, value in zip(ids[1:], self.spoil(values).tolist(), strict=True):
-                number = None if math.isnan(value) else max(value, LOWEST)
+            for token, number in zip(ids[1:], numbers[1:], strict=True):
                 of_tokens.append({str(token): {"logprob": number, "rank": 1}})
             choice["prompt_logprobs"] = of_tokens
+        elif self.tells == "echo" and request.get("echo"):
+            choice["logprobs"] = {"token_logprobs": [*numbers, -1.0]}
+        elif self.tells == "next" and request.get("logprobs"):
+            best = every[-1].topk(min(request["logprobs"], every.shape[1]))
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            likeliest = [{"id": token, "logprob": value} for token, value in pairs]
+            choice["logprobs"] = {"content": [{"top_logprobs": likeliest}]}
         return 200, {"object": "text_completion", "choices": [choice]}
+
+    def _drawn(self, ids: list[int], request: Any) -> dict[str, Any]:
+        """Return text and end of an answer, drawn token by token with the seed of the request."""
+        stops = self.stops_at
+        if stops is None:
+            stops = (self.tokenizer.eos_token_id,)
+        settings = {"temperature": 1.0, "top_k": 0, **self.sampling, **request}
+        generator = torch.Generator().manual_seed(request.get("seed") or 0)
+        drawn: list[int] = []
+        for _ in range(request["max_tokens"]):
+            logits = self.model(input_ids=torch.tensor([ids + drawn])).logits[0, -1].float()
+            for token, bias in (request.get("logit_bias") or {}).items():
+                logits[int(token)] += bias
+            if settings["temperature"] == 0:
+                token = int(logits.argmax())
+            else:
+                if settings["top_k"]:
+                    logits[logits < logits.topk(int(settings["top_k"])).values[-1]] = -torch.inf
+                chances = (logits / settings["temperature"]).softmax(0)
+                token = int(torch.multinomial(chances, 1, generator=generator))
+            if token in stops:
+                return {"text": self.tokenizer.decode(drawn), "finish_reason": "stop"}
+            drawn.append(token)
+        return {"text": self.tokenizer.decode(drawn), "finish_reason": "length"}
 
 
 @contextmanager
@@ -122,7 +168,9 @@ def served(model: ServedModel) -> Iterator[str]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(text)
+            # Who asks may have gone.
+            with suppress(OSError):
+                self.wfile.write(text)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +19,69 @@ from kubetune.cli import main
 from kubetune.result.inference import proof_answers
 from kubetune.result.publishing.exporting import export_run
 from tests import toy
+from tests.architectures import save_model
 from tests.served_model import ServedModel, served
-from tests.tiny import CHATML
 
 ONE_EPOCH = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
+
+# Writes BOS, tools, thoughts of all turns and calls, and may close the thought that an answer begins with.
+TEMPLATE = """\
+{{- bos_token }}
+{%- if tools %}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}{{- '<think>' + message.reasoning_content + '</think>' }}{% endif %}
+    {{- message.content or '' }}
+    {%- for call in message.tool_calls or [] %}{{- '<call>' + call.function | tojson + '</call>' }}{% endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think></think>' }}{% endif %}
+{%- endif %}
+"""
+
+
+def tool(name: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": name, "description": f"The {name}.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def conversation(number: int) -> dict[str, Any]:
+    """Return a record with a system text, several turns, thoughts, and for some a call of one of two tools."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Answer in a word."},
+        {"role": "user", "content": f"{number} ping?"},
+        {"role": "assistant", "reasoning_content": "one two", "content": "pong"},
+        {"role": "user", "content": "again"},
+    ]
+    record: dict[str, Any] = {"messages": messages}
+    if number % 2:
+        function = {"name": "weather", "arguments": {"city": "Paris"}}
+        call = {"id": "call-0", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": "call-0", "content": "yes no"})
+        record["tools"] = [tool("weather"), tool("time")]
+    messages.append({"role": "assistant", "content": "three four"})
+    return record
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    inputs = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
-    run_dir = toy.finished(inputs / "bot", toy.make_config(inputs, ONE_EPOCH, name="bot"))
+    """Return a run of LoRA on conversations, with an export of its adapter and one of its merged weights."""
+    inputs = tmp_path_factory.mktemp("inputs")
+    save_model(inputs / "model")
+    settings = inputs / "model" / "tokenizer_config.json"
+    changed = {"chat_template": TEMPLATE, "bos_token": "<|endoftext|>"}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | changed))
+    lines = [json.dumps(conversation(number)) for number in range(40)]
+    (inputs / "chat.jsonl").write_text("\n".join(lines))
+    data = {"train": str(inputs / "chat.jsonl"), "eval": 0.2, "max_length": 512}
+    training = {**ONE_EPOCH, "learning_rate": 3e-2}
+    run_dir = toy.finished(inputs / "bot", toy.make_config(inputs, training, name="bot", data=data))
     export_run(run_dir, tell=lambda _: None)
+    export_run(run_dir, tell=lambda _: None, merged=True)
     return run_dir
 
 
@@ -38,7 +93,7 @@ def base_model(run_dir: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(run_dir.parent / "model", dtype=dtype).eval()
 
 
-def right_server(run_dir: Path, dtype: torch.dtype = torch.float32) -> ServedModel:
+def right(run_dir: Path, dtype: torch.dtype = torch.float32) -> ServedModel:
     """Return a server with base and adapter, as PEFT loads them."""
     model = PeftModel.from_pretrained(base_model(run_dir, dtype), exported(run_dir)).eval()
     return ServedModel(
@@ -46,82 +101,308 @@ def right_server(run_dir: Path, dtype: torch.dtype = torch.float32) -> ServedMod
     )
 
 
-def without(run_dir: Path, pattern: str) -> ServedModel:
-    """Return a server that passes over the adapter on modules with this in their names."""
-    server = right_server(run_dir)
-    for name, parameter in server.model.named_parameters():
-        if "lora_B" in name and pattern in name:
-            torch.nn.init.zeros_(parameter)
+def changed(**settings: Any) -> Callable[[Path], ServedModel]:
+    """Return what makes a right server with other settings."""
+
+    def make(run_dir: Path) -> ServedModel:
+        server = right(run_dir)
+        for name, value in settings.items():
+            assert hasattr(server, name)
+            setattr(server, name, value)
+        return server
+
+    return make
+
+
+def with_weights(change: Callable[[str, torch.Tensor], None]) -> Callable[[Path], ServedModel]:
+    """Return what makes a server whose weights are changed in place."""
+
+    @torch.no_grad()
+    def make(run_dir: Path) -> ServedModel:
+        server = right(run_dir)
+        for name, parameter in server.model.named_parameters():
+            change(name, parameter)
+        return server
+
+    return make
+
+
+def without(part: str) -> Callable[[Path], ServedModel]:
+    """Return what makes a server that passes over the adapter on modules with this in their names."""
+
+    def change(name: str, tensor: torch.Tensor) -> None:
+        if "lora_B" in name and part in name:
+            tensor.zero_()
+
+    return with_weights(change)
+
+
+def times(factor: float) -> Callable[[Path], ServedModel]:
+    """Return what makes a server with another scale of the adapter."""
+    return with_weights(lambda name, tensor: tensor.mul_(factor) if "lora_B" in name else None)
+
+
+def rounded(name: str, tensor: torch.Tensor) -> None:
+    """Round the base's layers to 2 bits, in blocks of 16 numbers."""
+    if "base_layer" in name and tensor.dim() == 2:
+        blocks = tensor.view(-1, 16)
+        scale = blocks.abs().amax(1, keepdim=True)
+        tensor.copy_(((blocks / scale).round() * scale).view_as(tensor))
+
+
+def another_base(run_dir: Path) -> ServedModel:
+    server = right(run_dir)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in server.model.named_parameters():
+            if "lora_" not in name and parameter.dim() == 2:
+                parameter.normal_(0, 0.2, generator=generator)
     return server
 
 
 def base_in_its_place(run_dir: Path) -> ServedModel:
-    server = right_server(run_dir)
+    server = right(run_dir)
     server.model = base_model(run_dir)
     return server
 
 
-def another_template(run_dir: Path) -> ServedModel:
-    server = right_server(run_dir)
-    server.template = CHATML.replace("<|im_start|>' +", "<|im_start|> ' +")
+def merged(run_dir: Path) -> ServedModel:
+    folder = next(run_dir.glob("exports/*-merged"))
+    server = right(run_dir)
+    server.model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    server.names = ("bot",)
     return server
 
 
-def nan(run_dir: Path) -> ServedModel:
-    server = right_server(run_dir)
-    server.spoil = lambda values: values.where(torch.arange(len(values)) != 3, torch.nan)
+def another_tokenizer(run_dir: Path) -> ServedModel:
+    server = right(run_dir)
+    folder = run_dir.parent / "tokenizer"
+    if not folder.exists():
+        shutil.copytree(exported(run_dir), folder)
+        file = folder / "tokenizer.json"
+        content = json.loads(file.read_text())
+        content["model"]["merges"] = content["model"]["merges"][:-40]
+        file.write_text(json.dumps(content))
+    server.tokenizer = AutoTokenizer.from_pretrained(folder)
     return server
 
 
 def checked(
-    server: ServedModel, run_dir: Path, capsys: pytest.CaptureFixture[str], *options: str
+    server: ServedModel, target: Path, capsys: pytest.CaptureFixture[str], *options: str
 ) -> tuple[int, dict[str, Any], str]:
     """Return the exit code, the points by name, and what was printed for people."""
     with served(server) as url:
-        code = main(["serve", "--check", url, str(run_dir), "--json", *options])
+        code = main(["serve", "--check", url, str(target), "--json", *options])
     printed = capsys.readouterr()
     (report,) = json.loads(printed.out)
     return code, {finding["point"]: finding for finding in report["findings"]}, printed.err
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_trained_model_passes_in_any_dtype(
-    dtype: torch.dtype, run_dir: Path, capsys: pytest.CaptureFixture[str]
+RIGHT = {
+    "float32": right,
+    "bfloat16": lambda run: right(run, torch.bfloat16),
+    "merged": merged,
+    "older API": changed(tells="echo"),
+    "next tokens alone": changed(tells="next"),
+    "quantised": with_weights(rounded),
+}
+
+
+@pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT.keys())
+def test_the_trained_model_passes(
+    make: Callable[[Path], ServedModel], run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, points, _ = checked(right_server(run_dir, dtype), run_dir, capsys)
-    assert code == 0
+    code, points, _ = checked(make(run_dir), run_dir, capsys)
     assert {name: point["state"] for name, point in points.items()} == dict.fromkeys(
         points, "right"
     )
-    assert points["log-probabilities"]["numbers"]["share"] == pytest.approx(1, abs=0.05)
+    assert code == 0
+    assert points["log-probabilities"]["numbers"]["share"] == pytest.approx(1, abs=0.15)
+    says_quantised = "quantised" in " ".join(points["log-probabilities"]["lines"])
+    assert says_quantised == (make is RIGHT["quantised"])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "point", "words"),
-    [
-        (base_in_its_place, "log-probabilities", "those of the base"),
-        (lambda run: without(run, "self_attn"), "log-probabilities", "passes over the adapter on attention"),
-        (lambda run: without(run, "mlp"), "log-probabilities", "passes over the adapter on feed-forward"),
-        (another_template, "ids", "template: "),
-        (nan, "log-probabilities", "NaN"),
-    ],
-)  # fmt: skip
+WRONG = {
+    "base": (base_in_its_place, "log-probabilities", "those of the base"),
+    "no attention": (without("self_attn"), "log-probabilities", "passes over the adapter on attention:"),
+    "no feed-forward": (without("mlp"), "log-probabilities", "passes over the adapter on feed-forward:"),
+    "half": (times(0.5), "log-probabilities", "times its effect, by another checkpoint"),
+    "another base": (another_base, "log-probabilities", "another model, or of the adapter on another base"),
+    "NaN": (changed(spoil=lambda values: values * torch.nan), "log-probabilities", "NaN"),
+    "template": (changed(template=TEMPLATE.replace("|>system", "|> system")), "ids", "template: "),
+    "BOS": (changed(adds_bos=True), "ids", "a second BOS"),
+    "no BOS": (changed(template=TEMPLATE.replace("{{- bos_token }}", "")), "ids", "no BOS"),
+    "thinking": (changed(template_kwargs={"enable_thinking": False}), "ids", 'kwargs \'{"enable_thinking": true}\''),
+    "thoughts": (changed(drops_thoughts=True), "ids", "thoughts dropped"),
+    "tools": (changed(reverses_tools=True), "ids", "tool order"),
+    "tokenizer": (another_tokenizer, "ids", "tokenizer: "),
+    "EOS": (changed(stops_at=()), "end of answers", "goes on behind <|im_end|>"),
+    "context": (changed(context=40), "context", "raise --max-model-len"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "point", "words"), WRONG.values(), ids=WRONG.keys())
 def test_what_is_wrong_is_named(
-    wrong: Callable[[Path], ServedModel],
+    make: Callable[[Path], ServedModel],
     point: str,
     words: str,
     run_dir: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, points, said = checked(wrong(run_dir), run_dir, capsys)
-    assert code == 5
+    code, points, said = checked(make(run_dir), run_dir, capsys)
     assert [name for name, finding in points.items() if finding["state"] == "wrong"] == [point]
+    assert code == 5
     assert words in points[point]["text"]
     assert words in said
 
 
-def test_the_export_keeps_no_rows_of_the_data(run_dir: Path) -> None:
+def test_sampling_that_differs_is_said_and_passes(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, points, _ = checked(changed(sampling={"top_k": 2})(run_dir), run_dir, capsys)
+    assert (code, points["sampling"]["state"]) == (0, "differs")
+    assert "by settings of its own" in points["sampling"]["text"]
+
+
+def test_a_missing_adapter_is_named_with_its_rank(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = changed(names=("base", "other"))(run_dir)
+    code, points, _ = checked(server, run_dir, capsys)
+    assert (code, list(points)) == (5, ["names"])
+    assert "no bot; it has base, other" in points["names"]["text"]
+    assert "rank is 4" in points["names"]["text"]
+
+
+def test_the_first_difference_is_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(changed(drops_thoughts=True)(run_dir)) as url:
+        assert main(["serve", "--check", url, str(run_dir)]) == 5
+    said = capsys.readouterr().out
+    assert "assistant\n⟨<think>" in said.replace("\\n", "\n")
+    assert "⟩⟨pong" in said
+
+
+def test_the_run_keeps_what_is_asked_and_the_export_does_not(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     answers = proof_answers.read(next((run_dir / "exports").glob("*.proof.safetensors")))
     assert set(answers.without) == {"attention", "feed-forward"}
+    kept = json.loads((run_dir / "conversations.json").read_text())["conversations"]
+    assert any(one["tools"] for one in kept)
     names = {path.name for path in exported(run_dir).iterdir()}
-    assert not any("proof" in name for name in names)
+    assert not any("proof" in name or "conversations" in name for name in names)
+    code, _, _ = checked(right(run_dir), exported(run_dir), capsys)
+    assert code == 0
+
+
+def test_what_an_older_run_or_a_lone_export_lacks_is_said(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = tmp_path / "older"
+    shutil.copytree(run_dir, older, symlinks=True)
+    (older / "conversations.json").unlink()
+    next((older / "exports").glob("*.proof.safetensors")).unlink()
+    for target in (older, Path(shutil.copytree(exported(run_dir), tmp_path / "lone"))):
+        code, points, said = checked(right(run_dir), target, capsys)
+        states = {name: point["state"] for name, point in points.items()}
+        assert states.pop("log-probabilities") == "unknown"
+        assert set(states.values()) == {"right"}
+        assert code == 5
+        assert "so it is not proved" in said
+        assert "of kubetune itself" in points["ids"]["text"]
+    assert "kubetune export" in said or "name the run" in points["log-probabilities"]["text"]
+
+
+def test_a_damaged_record_is_refused(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy, symlinks=True)
+    file = next((copy / "exports").glob("*.proof.safetensors"))
+    content = file.read_bytes()
+    for damaged in (content[:-4], b"", content.replace(b'"trained"', b'"trainad"')):
+        file.write_bytes(damaged)
+        assert main(["serve", "--check", "http://127.0.0.1:1", str(copy)]) == 3
+        assert f"{file} is damaged" in capsys.readouterr().err
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+ASKED = ["/v1/models", "/tokenize", "/v1/completions"]
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((502, b"<html>Bad Gateway</html>"), "answered 502"),
+        ((200, b"<html>Sign in</html>"), "is not JSON"),
+        ((500, {"error": {"message": "EngineCore died"}}), "EngineCore died"),
+    ],
+)
+def test_a_server_that_breaks_at_any_call_ends_the_check(
+    path: str,
+    answer: tuple[int, Any],
+    words: str,
+    run_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = changed(broken={path: answer})(run_dir)
+    with served(server) as url:
+        assert main(["serve", "--check", url, str(run_dir), "--timeout", "1.5"]) == 3
+    said = capsys.readouterr().err
+    assert words in said
+    assert path in said
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_silent_server_ends_the_check_in_time(
+    path: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+    server = right(run_dir)
+
+    def wait(called: str) -> None:
+        if called == path:
+            ended.wait(60)
+
+    server.on_call = wait
+    with served(server) as url:
+        code = main(["serve", "--check", url, str(run_dir), "--timeout", "3"])
+        ended.set()
+    assert code == 3
+    assert f"{path}" in capsys.readouterr().err
+
+
+def test_a_server_that_is_gone_or_behind_a_key(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert main(["serve", "--check", url, str(run_dir), "--timeout", "1"]) == 3
+    assert "it had 1 s (--timeout)" in capsys.readouterr().err
+
+    server = changed(key="secret")(run_dir)
+    with served(server) as url:
+        assert main(["serve", "--check", url, str(run_dir)]) == 3
+    assert "VLLM_API_KEY" in capsys.readouterr().err
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    code, _, _ = checked(server, run_dir, capsys)
+    assert code == 0
+
+
+def test_a_server_that_is_loading_is_waited_for(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = changed(broken={"/v1/models": (503, {"error": {"message": "Loading model"}})})(run_dir)
+
+    def loaded(path: str) -> None:
+        if len(server.calls) > 2:
+            server.broken.clear()
+
+    server.on_call = loaded
+    code, _, _ = checked(server, run_dir, capsys)
+    assert code == 0

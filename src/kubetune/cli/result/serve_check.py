@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Seconds for all questions, also to a server that is still starting.
 TIMEOUT = 300.0
 OPTIONS = ("model", "timeout", "json")
-_COLOURS = {"right": GREEN, "wrong": RED, "unknown": YELLOW}
+_COLOURS = {"right": GREEN, "wrong": RED, "differs": YELLOW, "unknown": YELLOW}
 _LABEL_WIDTH = 18
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base import files
+from kubetune.data.findings import kept_conversations
 from kubetune.data.findings.checked import findings_of
 from kubetune.data.length_bars import bars
 from kubetune.data.prepared import data_facts, kept_rows
@@ -69,10 +70,11 @@ def record(
     run_dir: Path,
     prepared: Prepared,
 ) -> None:
-    """Write into the run directory what its result needs from the data: data.json, and the rows that are kept.
+    """Write into the run directory what its result needs from the data: data.json, rows and conversations.
 
     Raise EnvironmentFault for a full disk.
     """
     content = json.dumps(describe(prepared), indent=1)
     files.write_atomic(run_dir / DATA, content, within=run_dir)
     kept_rows.keep(run_dir, prepared)
+    kept_conversations.keep(run_dir, prepared)

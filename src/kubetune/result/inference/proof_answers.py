@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +47,13 @@ class ProofAnswers:
         for group, values in self.without.items():
             arrays[WITHOUT + group] = values
         return arrays
+
+    def at(self, tokens: Sequence[int]) -> ProofAnswers:
+        """Return the answers at some tokens, by their places in the arrays."""
+        places = np.array(tokens, np.int64)
+        base = None if self.base is None else self.base[places]
+        without = {part: values[places] for part, values in self.without.items()}
+        return replace(self, trained=self.trained[places], base=base, without=without)
 
 
 def path_of(run_dir: Path, checkpoint: str) -> Path:

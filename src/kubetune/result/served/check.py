@@ -10,14 +10,22 @@ report = check(known_model(run_dir), "http://localhost:8000", None, 60)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kubetune.result.served import conversations, weights
+from kubetune.result.inference.proof_answers import ProofAnswers, joined
+from kubetune.result.served import conversations, settings, weights
 from kubetune.result.served.endpoint import Endpoint, NotAnswered
 from kubetune.result.served.finding import WEIGHTS, Finding, Report
 from kubetune.result.served.known_model import KnownModel
+
+if TYPE_CHECKING:
+    from kubetune.result.inference.proof_answers import LogProbabilities
+
+# Tokens that are asked for one by one of a server that tells no log-probabilities of prompts.
+_MOST_TOKENS: Final = 48
+_FEWEST_TOKENS: Final = 16
 
 
 def check(known: KnownModel, url: str, name: str | None, seconds: float) -> Report:
@@ -33,6 +41,9 @@ def check(known: KnownModel, url: str, name: str | None, seconds: float) -> Repo
         findings.append(
             conversations.compare(endpoint, known.tokenizer, known.conversations, known.origin)
         )
+        prompt = known.prompt_ids()
+        findings.append(settings.ends(endpoint, known.tokenizer, known.eos_ids, prompt))
+        findings.append(settings.draws(endpoint, known.generation, prompt))
         findings += _of_weights(endpoint, known, _context(listed, endpoint.model))
     return Report(endpoint.url, endpoint.model, tuple(findings))
 
@@ -72,8 +83,11 @@ def _named(
 def _context(listed: list[dict[str, Any]], name: str) -> int | None:
     """Return the most tokens that the server takes, if it says so."""
     for model in listed:
-        if model["id"] == name and isinstance(model.get("max_model_len"), int):
-            return int(model["max_model_len"])
+        if model["id"] == name:
+            facts = {**model, **(model.get("meta") or {})}  # llama.cpp has it there
+            for key in ("max_model_len", "n_ctx"):
+                if isinstance(facts.get(key), int):
+                    return int(facts[key])
     return None
 
 
@@ -91,11 +105,42 @@ def _of_weights(endpoint: Endpoint, known: KnownModel, context: int | None) -> l
         return [Finding("context", "wrong", text)]
     if context is not None:
         findings.append(Finding("context", "right", f"{context:,} tokens"))
-    served = []
     try:
-        for ids in answers.ids:
-            served += endpoint.log_probabilities(ids)
+        finding = weights.judge(*_answers_of(endpoint, answers))
     except NotAnswered as error:
-        text = f"the server cannot be asked: it {error}"
-        return [*findings, Finding(WEIGHTS, "unknown", text)]
-    return [*findings, weights.judge(answers, np.array(served, np.float32))]
+        finding = Finding(WEIGHTS, "unknown", f"the server cannot be asked: it {error}")
+    return [*findings, finding]
+
+
+def _answers_of(endpoint: Endpoint, answers: ProofAnswers) -> tuple[ProofAnswers, LogProbabilities]:
+    """Return what is known of tokens, and what the server says of the same ones. Raise NotAnswered if it says nothing."""
+    try:
+        served = [endpoint.log_probabilities(ids) for ids in answers.ids]
+        return answers, joined(served)
+    except NotAnswered as error:
+        refusal = error
+    # One token at a time: those that training moved most.
+    places = []
+    values = []
+    for place, ids in _most_moved(answers):
+        value = endpoint.next_log_probability(ids)
+        if value is not None:
+            places.append(place)
+            values.append(value)
+    if len(values) < _FEWEST_TOKENS:
+        raise refusal
+    return answers.at(places), joined([values])
+
+
+def _most_moved(answers: ProofAnswers) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the place of a token in the arrays, and the ids up to it, of the tokens that training moved most."""
+    moved = np.abs(answers.trained - (answers.base if answers.base is not None else 0.0))
+    most = set(np.argsort(-moved, kind="stable")[:_MOST_TOKENS].tolist())
+    chosen = []
+    place = 0
+    for ids in answers.ids:
+        for end in range(2, len(ids) + 1):
+            if place in most:
+                chosen.append((place, ids[:end]))
+            place += 1
+    return chosen

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from kubetune.data.findings.kept_conversations import Conversation
 from kubetune.data.reading.messages import REASONING
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.served.endpoint import Endpoint, NotAnswered
@@ -25,14 +25,6 @@ _SHOWN: Final = 3
 _SWITCHES: Final = ("enable_thinking", "thinking")
 
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What is before an answer of the training data."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Any, ...] = ()
 
 
 # Asked where a run kept no conversations of its data.
@@ -71,15 +63,15 @@ def compare(
         if served != expected:
             places.append(_first_difference(tokenizer, expected, served))
             causes.append(_cause(endpoint, tokenizer, conversation, expected, served))
-    text = f"{asked} conversations, {origin}, have the ids of training"
+    text = f"{asked} conversations {origin} have the ids of training"
     if not asked:
         return Finding(
-            POINT, "unknown", f"the chat template takes none of the conversations, {origin}"
+            POINT, "unknown", f"the chat template takes none of the conversations {origin}"
         )
     if not places:
         return Finding(POINT, "right", text)
     reasons = "; ".join(dict.fromkeys(causes))
-    text = f"{len(places)} of {asked} conversations, {origin}, have other ids than in training: {reasons}"
+    text = f"{len(places)} of {asked} conversations {origin} have other ids than in training: {reasons}"
     return Finding(POINT, "wrong", text, places=tuple(places[:_SHOWN]))
 
 

@@ -14,6 +14,9 @@ from kubetune import errors
 from kubetune.training.rollouts.servers.vllm_client import Refused, Server, ServerTrouble, Unknown
 
 _PAUSE_SECONDS: Final = 1.0
+_GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
+# llama.cpp returns as many log-probabilities as it is asked for, at most those of all tokens.
+_ALL: Final = 1_000_000
 _T = TypeVar("_T")
 
 # A JSON object of a request or an answer.
@@ -34,12 +37,18 @@ class Endpoint:
         self._server = Server(self.url)
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
+        # Known from the list of models.
+        self.is_vllm = False
+        self.is_llama_cpp = False
 
     def models(self) -> list[JsonValues]:
         """Return the models that the server lists. Wait for a server that is starting."""
         while True:
             try:
                 listed = self._asked("/v1/models", None)["data"]
+                owners = {model.get("owned_by") for model in listed}
+                self.is_vllm = "vllm" in owners
+                self.is_llama_cpp = "llamacpp" in owners
                 return [{**model, "id": str(model["id"])} for model in listed]
             except ServerTrouble as error:
                 # A key that is missing does not come by itself, nor does an address.
@@ -47,13 +56,15 @@ class Endpoint:
                 if is_final or time.monotonic() + _PAUSE_SECONDS >= self._deadline:
                     raise self._fault(error) from None
                 time.sleep(_PAUSE_SECONDS)
-            except (KeyError, TypeError) as error:
+            except (KeyError, TypeError, AttributeError) as error:
                 raise self._fault(f"lists no models at /v1/models ({error!r})") from None
 
-    def ask(self, path: str, request: JsonValues, take: Callable[[JsonValues], _T]) -> _T:
+    def ask(self, path: str, request: JsonValues | None, take: Callable[[JsonValues], _T]) -> _T:
         """Return what `take` makes of the answer. Raise NotAnswered if the server does not take the question."""
         try:
-            reply = self._asked(path, {"model": self.model, **request})
+            if request is not None:
+                request = {"model": self.model, **request}
+            reply = self._asked(path, request)
         except (Refused, Unknown) as error:
             raise NotAnswered(str(error)) from None
         except ServerTrouble as error:
@@ -74,22 +85,55 @@ class Endpoint:
         }
         if tools:
             request["tools"] = list(tools)
+        if self.is_llama_cpp:
+            # It tokenises what its template writes, and adds BOS where the vocabulary says so.
+            text = self.ask("/apply-template", request, lambda reply: str(reply["prompt"]))
+            return self._llama_cpp_ids(text, add_special=True)
         return self.ask("/tokenize", request, _tokens)
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids that the server makes of a text, without special tokens around it."""
+        if self.is_llama_cpp:
+            return self._llama_cpp_ids(text, add_special=False)
         return self.ask("/tokenize", {"prompt": text, "add_special_tokens": False}, _tokens)
 
     def log_probabilities(self, ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first; NaN where the server has no number."""
         request = {
+            **_GREEDY,
             "prompt": list(ids),
-            "max_tokens": 1,
-            "temperature": 0.0,
+            # vLLM takes the one, SGLang and others the other.
             "prompt_logprobs": 0,
-            "add_special_tokens": False,
+            "echo": not self.is_vllm,
+            "logprobs": None if self.is_vllm else 1,
         }
         return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
+
+    def next_log_probability(self, ids: Sequence[int]) -> float | None:
+        """Return the log-probability of the last token behind the others, None if it is not among the likeliest."""
+        request = {
+            **_GREEDY,
+            "prompt": list(ids[:-1]),
+            "logprobs": _ALL if self.is_llama_cpp else 20,
+        }
+        return self.ask("/v1/completions", request, lambda reply: _of_next(reply, ids[-1]))
+
+    def completion(self, ids: Sequence[int], **settings: Any) -> tuple[str, str]:
+        """Return the text that follows, and why it ends there."""
+
+        def take(reply: JsonValues) -> tuple[str, str]:
+            choice = reply["choices"][0]
+            return str(choice["text"]), str(choice["finish_reason"])
+
+        return self.ask("/v1/completions", {"prompt": list(ids), **settings}, take)
+
+    def properties(self) -> JsonValues:
+        """Return the settings that llama.cpp tells. Raise NotAnswered for other servers."""
+        return self.ask("/props", None, lambda reply: reply)
+
+    def _llama_cpp_ids(self, text: str, *, add_special: bool) -> list[int]:
+        request = {"content": text, "add_special": add_special, "parse_special": True}
+        return self.ask("/tokenize", request, _tokens)
 
     def _asked(self, path: str, request: JsonValues | None) -> JsonValues:
         try:
@@ -111,12 +155,24 @@ def _tokens(reply: JsonValues) -> list[int]:
 
 
 def _of_prompt(reply: JsonValues, ids: Sequence[int]) -> list[float]:
-    """Return the numbers of vLLM's `prompt_logprobs`: of each token an object by id, of the first one null."""
-    by_token = reply["choices"][0]["prompt_logprobs"]
-    if len(by_token) != len(ids):
-        raise ValueError(f"{len(by_token)} log-probabilities for {len(ids)} tokens")
-    values = []
-    for token, of_token in zip(ids[1:], by_token[1:], strict=True):
-        value = of_token[str(token)]["logprob"]
-        values.append(float("nan") if value is None else float(value))
-    return values
+    """Return the numbers of a prompt: vLLM's `prompt_logprobs`, or those of an echo. The first is null."""
+    choice = reply["choices"][0]
+    by_token = choice.get("prompt_logprobs")
+    if by_token is None:
+        # Behind the prompt comes the token that was generated.
+        values = choice["logprobs"]["token_logprobs"][: len(ids)]
+    else:
+        values = [None]
+        for token, of_token in zip(ids[1:], by_token[1:], strict=True):
+            values.append(of_token[str(token)]["logprob"])
+    if len(values) != len(ids):
+        raise ValueError(f"{len(values)} log-probabilities for {len(ids)} tokens")
+    return [float("nan") if value is None else float(value) for value in values[1:]]
+
+
+def _of_next(reply: JsonValues, token: int) -> float | None:
+    """Return the number of a token among the likeliest ones of the first position that was generated."""
+    for candidate in reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+        if candidate["id"] == token:
+            return float(candidate["logprob"])
+    return None

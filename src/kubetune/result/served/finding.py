@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# `unknown`: the server could not be asked, or nothing is known that its answer could be compared with.
-State = Literal["right", "wrong", "unknown"]
+# `differs`: another setting, which requests may set. `unknown`: the server could not be asked, or nothing is known that
+# its answer could be compared with.
+State = Literal["right", "wrong", "differs", "unknown"]
 
 # The point without which nothing is proved of the weights.
 WEIGHTS = "log-probabilities"

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kubetune import errors
 from kubetune.base.files import require_plain
 from kubetune.config.naming import OF_TRACKERS, model_short_name
 from kubetune.config.resolved import read_config
 from kubetune.config.schema import ModelConfig
+from kubetune.data.findings import kept_conversations
+from kubetune.data.findings.kept_conversations import Conversation
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.inference import proof_answers
 from kubetune.result.inference.proof_answers import ProofAnswers
-from kubetune.result.served.conversations import SAMPLES, Conversation
+from kubetune.result.served.conversations import SAMPLES
 from kubetune.rundir import checkpoints
+
+_GENERATION: Final = "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,16 @@ class KnownModel:
     answers: ProofAnswers | None
     lacking: str  # why there are no answers
     conversations: tuple[Conversation, ...] = SAMPLES
-    origin: str = "of kubetune, since the run kept none of its data"
+    origin: str = "of kubetune itself, as none of the data are kept,"
+
+    # Of the export, whose sampling a server takes for its defaults.
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+    def prompt_ids(self) -> list[int]:
+        """Return ids that the server can be asked to go on from."""
+        if self.answers is not None:
+            return list(self.answers.ids[0][:16])
+        return self.tokenizer.encode_text("Ping?")
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -90,7 +104,13 @@ def _of_run(run_dir: Path, checkpoint: str, path: Path) -> KnownModel:
     folder = checkpoints.choose(run_dir, checkpoint)
     rank = config.lora.r if config.lora else None
     name = config.name or model_short_name(config.model.path)
-    return KnownModel(name, _tokenizer(folder), rank, answers, lacking)
+    known = KnownModel(name, _tokenizer(folder), rank, answers, lacking)
+    for file in sorted((run_dir / "exports").glob(f"{checkpoint}-*/{_GENERATION}")):
+        known = replace(known, generation=read_json(file))
+    conversations = kept_conversations.read(run_dir)
+    if conversations:
+        known = replace(known, conversations=conversations, origin="of the data")
+    return known
 
 
 def _of_lone_export(folder: Path, facts: dict[str, Any]) -> KnownModel:
@@ -100,7 +120,9 @@ def _of_lone_export(folder: Path, facts: dict[str, Any]) -> KnownModel:
     rank = None
     if facts["kind"] == "adapter":
         rank = int(config["lora"]["r"])
-    return KnownModel(str(facts["run"]["name"]), _tokenizer(folder), rank, None, lacking)
+    name = str(facts["run"]["name"])
+    generation = read_json(folder / _GENERATION)
+    return KnownModel(name, _tokenizer(folder), rank, None, lacking, generation=generation)
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

@@ -92,7 +92,7 @@ def _without_base(distance: float) -> Finding:
 def _beside_base(known: Mapping[str, Values], served: Values) -> Finding:
     """Return what can be said between the trained model and its base."""
     distances = _distances(known, served)
-    missing, too_small = _missing_parts(known, served, distances.least_told)
+    missing, to_nearest, too_small = _nearest(known, served, distances.least_told)
     numbers: dict[str, Any] = {**vars(distances), "missing": list(missing)}
     lines = []
     if too_small:
@@ -101,7 +101,7 @@ def _beside_base(known: Mapping[str, Values], served: Values) -> Finding:
     if distances.apart < distances.least_told:
         text = f"nothing can be told: {distances}, and the server rounds more than that"
         return Finding(WEIGHTS, "unknown", text, tuple(lines), numbers)
-    text = _fault(distances, missing)
+    text = _fault(distances, missing, to_nearest)
     if text:
         return Finding(WEIGHTS, "wrong", f"{text}: {distances}", tuple(lines), numbers)
     if distances.to_trained > _ROUNDED * distances.apart:
@@ -111,16 +111,17 @@ def _beside_base(known: Mapping[str, Values], served: Values) -> Finding:
     )
 
 
-def _fault(distances: Distances, missing: tuple[str, ...]) -> str:
-    """Return what is wrong with a server, "" if nothing is."""
+def _fault(distances: Distances, missing: tuple[str, ...], to_nearest: float) -> str:
+    """Return what is wrong with a server, "" if nothing is. `to_nearest`: distance to the model without `missing`."""
+    if min(to_nearest, distances.beside) > distances.apart:
+        return "those of another model, or of the adapter on another base"
     if missing == (_BASE,):
         return "those of the base: the server does not use what was trained"
-    if missing:
+    if missing and to_nearest <= distances.beside:
         return f"the server passes over the adapter on {' and '.join(missing)}"
-    if distances.beside > distances.apart:
-        return "those of another model, or of the adapter on another base"
     if abs(distances.share - 1) > _SHARE:
-        return f"the adapter has {distances.share:.2f} times its effect, by another checkpoint, lora_alpha or rsLoRA"
+        times = f"the adapter has {distances.share:.2f} times its effect"
+        return f"{times}, by another checkpoint, lora_alpha or rsLoRA"
     return ""
 
 
@@ -140,10 +141,13 @@ def _distances(known: Mapping[str, Values], served: Values) -> Distances:
     )
 
 
-def _missing_parts(
+def _nearest(
     known: Mapping[str, Values], served: Values, least: float
-) -> tuple[tuple[str, ...], list[str]]:
-    """Return the parts without whose adapter the server is nearest to it (`base`: all), and those too small to be told."""
+) -> tuple[tuple[str, ...], float, list[str]]:
+    """Return the parts without whose adapter a model is nearest to the server (`base`: all), and how near it is.
+
+    The last: parts whose adapter does too little to be told.
+    """
     trained = known["trained"]
     effects = {}
     too_small = []
@@ -162,11 +166,13 @@ def _missing_parts(
         for parts in combinations(effects, number):
             # Without several parts a model is near the sum of what it is without each.
             candidates[parts] = trained - np.sum([effects[part] for part in parts], axis=0)
-    nearest = min(candidates, key=lambda parts: _rms(served - candidates[parts]))
+    distances = {parts: _rms(served - candidate) for parts, candidate in candidates.items()}
+    nearest = min(distances, key=lambda parts: distances[parts])
+    missing = nearest
     # All parts are the base.
     if nearest and len(nearest) == len(effects) and len(effects) > 1:
-        nearest = (_BASE,)
-    return nearest, too_small
+        missing = (_BASE,)
+    return missing, distances[nearest], too_small
 
 
 def _bounded(values: LogProbabilities) -> Values:

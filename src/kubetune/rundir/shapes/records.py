@@ -296,6 +296,17 @@ class _KeptRows(TypedDict):
 
 
 @with_config(_STRICT)
+class _Conversation(TypedDict):
+    messages: Required[list[dict[str, Any]]]
+    tools: Required[list[Any]]
+
+
+@with_config(_STRICT)
+class _KeptConversations(TypedDict):
+    conversations: Required[list[_Conversation]]
+
+
+@with_config(_STRICT)
 class _Event(TypedDict, total=False):
     node: int
     nodes: Count
@@ -325,6 +336,7 @@ class _Load(TypedDict, total=False):
 
 # By the name of the file.
 _FILES: Final[dict[str, TypeAdapter[Any]]] = {
+    "conversations.json": TypeAdapter(_KeptConversations),
     "data.json": TypeAdapter(_Data),
     "evaluation.json": TypeAdapter(Annotated[_Evaluation, AfterValidator(_square)]),
     "verdict.json": TypeAdapter(_Verdict),

@@ -1,0 +1,114 @@
+"""`kubetune serve --check` beside a real vLLM, for ten families.
+
+VLLM_PYTHON=… python -m pytest -m slow tests/run/test_serve_check_vllm.py
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from kubetune.cli import main
+from kubetune.result.forms.adapter import SETTINGS, WEIGHTS
+from tests import toy
+from tests.architectures import save_model
+from tests.run.test_export_elsewhere import SIZE, export, needs_vllm, trained_run, vllm_server
+
+pytestmark = [pytest.mark.slow, needs_vllm]
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {}, "gemma": {}, "phi3": {}, "olmo2": {}, "granite": {}, "exaone4": {},
+    "qwen3_moe": {"moe_intermediate_size": 96},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def address(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
+    """Yield the address of a vLLM with a base, and a run whose adapter is on it."""
+    inputs = toy.make_inputs(tmp_path_factory.mktemp(request.param))
+    save_model(inputs / "model", request.param, **SIZE, **FAMILIES[request.param])
+    run_dir = trained_run(inputs, "bot", {"r": 4})
+    export(run_dir, run_dir / "exports" / "bot")
+    words = []
+    if "moe" in request.param:
+        words.append("--enable-mixed-moe-lora-format")
+    with vllm_server(inputs / "model", inputs / "server.log", *words) as url:
+        yield url, run_dir
+
+
+def load(url: str, name: str, folder: Path) -> None:
+    stacked = json.loads((folder / SETTINGS).read_text()).get("target_parameters")
+    wanted = {"lora_name": name, "lora_path": str(folder), "is_3d_lora_weight": bool(stacked)}
+    body = json.dumps(wanted).encode()
+    question = Request(f"{url}/v1/load_lora_adapter", body, {"Content-Type": "application/json"})
+    with urlopen(question, timeout=60) as reply:
+        assert reply.status == 200
+
+
+def changed(run_dir: Path, name: str, rename: Callable[[str], str | None]) -> Path:
+    """Return a copy of the export whose tensors have other names, or are left out."""
+    folder = run_dir.parent / name
+    shutil.copytree(run_dir / "exports" / "bot", folder)
+    tensors = {}
+    for key, tensor in load_file(folder / WEIGHTS).items():
+        new = rename(key)
+        if new is not None:
+            tensors[new] = tensor
+    save_file(tensors, folder / WEIGHTS)
+    settings = json.loads((folder / SETTINGS).read_text())
+    if name == "attention only":
+        settings["target_modules"] = ["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]
+        settings["target_parameters"] = None
+    elif name == "disjoint":
+        settings["target_modules"] = ["other_proj"]
+    (folder / SETTINGS).write_text(json.dumps(settings))
+    return folder
+
+
+def points(
+    url: str, run_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main(["serve", "--check", url, str(run_dir), "--model", name, "--json"])
+    printed = capsys.readouterr()
+    assert printed.out, printed.err
+    (report,) = json.loads(printed.out)
+    return code, {finding["point"]: finding for finding in report["findings"]}
+
+
+def test_right_and_broken_adapters(
+    address: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, run_dir = address
+    load(url, "right", run_dir / "exports" / "bot")
+    code, by_point = points(url, run_dir, "right", capsys)
+    print(by_point)
+    assert {point["state"] for point in by_point.values()} == {"right"}
+    assert code == 0
+
+    code, by_point = points(url, run_dir, str(run_dir.parent / "model"), capsys)
+    assert (code, by_point["log-probabilities"]["numbers"]["missing"]) == (5, ["base"])
+
+    # vLLM takes all of these without a word.
+    broken = {
+        "attention only": lambda key: key if "attn" in key else None,
+        "wrong prefix": lambda key: key.replace("model.layers", "model.language_model.layers"),
+        "disjoint": lambda key: key.replace("self_attn", "other_attn").replace("mlp", "other"),
+    }
+    for name, rename in broken.items():
+        load(url, name, changed(run_dir, name, rename))
+        code, by_point = points(url, run_dir, name, capsys)
+        weights = by_point["log-probabilities"]
+        print(name, weights)
+        assert (code, weights["state"]) == (5, "wrong")
+        missing = weights["numbers"]["missing"]
+        assert ("base" not in missing) if name == "attention only" else (missing == ["base"])
