@@ -64,7 +64,11 @@ def _first_objects(settings: Settings) -> list[Object]:
         objects[-1]["status"] = {"phase": "Active"}
     for index in range(settings.nodes):
         name = f"node-{index}"
-        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"zone-{index}"}
+        labels = {
+            "kubernetes.io/hostname": name,
+            "topology.kubernetes.io/zone": f"zone-{index}",
+            "nvidia.com/gpu.memory": "81559",  # of an H100, by NVIDIA's feature discovery
+        }
         size = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(settings.gpus)}
         node = _object("Node", name, labels)
         node["spec"] = {}

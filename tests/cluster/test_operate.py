@@ -18,7 +18,11 @@ import yaml
 
 import kubetune
 from kubetune.cli.installation import doctor
+from kubetune.config.load import load_config
 from kubetune.errors import ConfigError, DataError
+from kubetune.k8s.api.client import Cluster as Client
+from kubetune.library.gpu_pools import gpu_pool
+from kubetune.plan.proposals import GpuPool
 from standin.state.objects import find_condition, name_of
 from tests.cluster.operation import Desk, slow, write_progress
 
@@ -51,6 +55,14 @@ def test_the_doctor_asks_the_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch
 
 
 # -- submit
+def test_proposals_are_for_the_gpus_of_the_nodes(desk: Desk) -> None:
+    file = desk.write({"compute": {"nodes": 1, "gpus_per_node": 8}})
+    with desk.at():
+        pool = gpu_pool(load_config(file, environ={}), "cluster", {})
+        nodes = Client().list("Node")
+    assert pool == GpuPool(len(nodes), 8, 81_559 * 2**20)
+
+
 def test_a_dry_run_changes_nothing(desk: Desk) -> None:
     assert "kind: Job" in desk.quick("submit", "run.yaml", "--dry-run=client").stdout
     assert "would accept Job fit" in desk.quick("submit", "run.yaml", "--dry-run=server").stdout

@@ -133,7 +133,7 @@ def _forecast(
     # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
     gpu = gpu_here(plan.device)
     config, choices = with_measured_choices(config, plan, data.tokens, gpu)
-    facts = DataTotals(_tokens_of_steps(plan, data.tokens), longest, _forget_rows(config))
+    facts = DataTotals(tokens_of_steps(plan, data.tokens), longest, forget_rows(config))
     device = DeviceFacts(gpu, device_bytes(config.compute, plan))
     costs = costs_of(config, plan, facts, device, environ)
     return PlanForecast(
@@ -148,14 +148,14 @@ def _forecast(
     )
 
 
-def _tokens_of_steps(plan: Plan, tokens_per_epoch: int | None) -> int | None:
+def tokens_of_steps(plan: Plan, tokens_per_epoch: int | None) -> int | None:
     """Return the tokens of all steps, or None if they are not known."""
     if tokens_per_epoch is None or not plan.steps_per_epoch:
         return None
     return round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
 
 
-def _forget_rows(config: Config) -> int:
+def forget_rows(config: Config) -> int:
     """Return how many rows evaluations read so that they are not forgotten, as far as that is known."""
     made_by_pod = makes_data(config.kubernetes)
     rows = 0
@@ -185,7 +185,11 @@ def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
         return quantity_bytes(compute.memory) // plan.processes_per_node
     if compute.gpu_memory:
         return quantity_bytes(compute.gpu_memory)
-    # A GPU that does not tell its memory is left out.
+    return least_gpu_bytes()
+
+
+def least_gpu_bytes() -> int | None:
+    """Return the least memory among the GPUs here, or None if none tells its memory."""
     sizes = []
     for gpu in gpu_use():
         if gpu.get("memory_total_mib"):

@@ -96,10 +96,18 @@ class Costs:
 
 
 def costs_of(
-    config: Config, plan: Plan, data: DataTotals, device: DeviceFacts, environ: Mapping[str, str]
+    config: Config,
+    plan: Plan,
+    data: DataTotals,
+    device: DeviceFacts,
+    environ: Mapping[str, str],
+    weights: Weights | None = None,
 ) -> Costs:
-    """Forecast memory, time and price, as far as the files of the model are on this machine."""
-    weights = read_weights(config.model.path, environ)
+    """Forecast memory, time and price, as far as the files of the model are on this machine.
+
+    `weights`: those of the model if they were read before.
+    """
+    weights = weights or read_weights(config.model.path, environ)
     drawn = None
     tokens = data.tokens
     if config.task == "grpo":

@@ -36,6 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--origins", action="store_true", help="print every setting and where it comes from instead"
     )
+    parser.add_argument(
+        "--propose",
+        action="store_true",
+        help="print the ways to train the run on the GPUs there are instead, the best first",
+    )
+    parser.add_argument(
+        "--gpus",
+        metavar="2x24GB",
+        help="GPUs to propose for: their number and the memory of each (4x8x80GB: nodes too), or cluster for those of "
+        "its nodes; default those of `compute`, else those here",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the best proposal in the run file"
+    )
 
 
 @prints_json
@@ -46,6 +60,10 @@ def run(args: argparse.Namespace) -> Answer:
     if args.origins:
         return _origins(args, config)
     _require_model_here(config.model.path, config.kubernetes)
+    if args.propose:
+        return _proposals(args, config)
+    if args.gpus is not None or args.write:
+        raise ConfigError("--gpus and --write: they belong to --propose; add that")
     with busy("reading the model's sizes and the data"):
         forecast = forecast_run(config, os.environ)
 
@@ -78,6 +96,36 @@ def _require_model_here(path: str, kubernetes: KubernetesConfig | None) -> None:
         "the tokenizer of the model; name a copy here with `kubetune plan RUN_FILE model.path=FOLDER`. `submit` and "
         "`render` do not need the folder"
     )
+
+
+def _proposals(args: argparse.Namespace, config: Config) -> Answer:
+    """Return the ways to train a run on certain GPUs, and write the best one if that is asked for."""
+    from kubetune.library.gpu_pools import gpu_pool
+    from kubetune.library.proposals import COLUMNS, proposed, write_way, written
+
+    file = run_file(args)
+    if args.write and file is None:
+        raise ConfigError("--write: there is no run file to write in; name one")
+    with busy("reading the model's sizes and the data"):
+        pool = gpu_pool(config, args.gpus, os.environ)
+        answer = proposed(config, pool, os.environ)
+    best = answer.proposals.best
+    if args.write and file is not None and best is not None:
+        write_way(Path(file), best, pool)
+
+    def show() -> None:
+        print(coloured(answer.headline(), BOLD))
+        print_table(COLUMNS, list(answer.rows()))
+        for changes, why in answer.proposals.refused:
+            print(visible(f"not possible: {written(changes)}: {why}"))
+        for part, name in answer.parts():
+            print_fact("", f"{part:>10}  {name}", 17)
+        if best is not None and args.write:
+            print(visible(f"\nThe first is written in {file}"))
+
+    problem = answer.problem()
+    error = None if problem is None else ConfigError(problem)
+    return Answer(answer.to_json(), show, error=error)
 
 
 def _origins(args: argparse.Namespace, config: Config) -> Answer:

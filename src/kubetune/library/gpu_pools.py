@@ -1,0 +1,81 @@
+"""The GPUs that a run may have: as they are written, on this machine, or on the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from kubetune.base.gpus import visible_gpus
+from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import KubernetesConfig
+from kubetune.config.schema.compute import ComputeConfig
+from kubetune.config.schema.quantities import quantity_bytes
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.library.plan_forecast import least_gpu_bytes
+from kubetune.plan.proposals import GpuPool
+
+MEMORY_LABEL = "nvidia.com/gpu.memory"  # in MiB, from NVIDIA's feature discovery
+
+_MIB = 2**20
+_WAYS_OUT = "give --gpus, such as 2x24GB"
+
+
+def gpu_pool(config: Config, written: str | None, environ: Mapping[str, str]) -> GpuPool:
+    """Return the GPUs of a run. `written`: the option, `cluster` for those of the cluster's nodes.
+
+    Without it they are those of `compute`, else those of this machine. Raise ConfigError if there are none, and
+    EnvironmentFault for a cluster that does not say.
+    """
+    if written == "cluster":
+        return _of_cluster(config.kubernetes)
+    if written is not None:
+        return GpuPool.parse(written)
+    return _of_run(config.compute, environ)
+
+
+def _of_run(compute: ComputeConfig, environ: Mapping[str, str]) -> GpuPool:
+    """Return the GPUs that `compute` asks for, else those of this machine."""
+    gpus = compute.gpus_per_node
+    if gpus is None:
+        gpus = visible_gpus(environ)
+    if not gpus:
+        raise ConfigError(f"no GPU is here, and the run asks for none; {_WAYS_OUT}")
+    if compute.gpu_memory is not None:
+        memory: int | None = quantity_bytes(compute.gpu_memory)
+    else:
+        memory = least_gpu_bytes()
+    if memory is None:
+        raise ConfigError(f"the memory of the GPUs is not known here; {_WAYS_OUT}")
+    return GpuPool(compute.nodes, gpus, memory)
+
+
+def _of_cluster(kubernetes: KubernetesConfig | None) -> GpuPool:
+    """Return the GPUs of the nodes that are alike and have the most memory together."""
+    from kubetune.k8s.api.api_errors import ApiError
+    from kubetune.library.cluster_connection import open_cluster
+
+    if kubernetes is None:
+        raise ConfigError(
+            "--gpus: found cluster, but the run file has no section kubernetes; add it"
+        )
+    try:
+        nodes = open_cluster(kubernetes.namespace).list("Node")
+    except ApiError as error:
+        raise EnvironmentFault(f"the nodes of the cluster: {error}; {_WAYS_OUT}") from None
+    alike: Counter[tuple[int, int]] = Counter()
+    for node in nodes:
+        gpus = int(node["status"].get("allocatable", {}).get(kubernetes.gpu_resource, 0))
+        memory = node["metadata"].get("labels", {}).get(MEMORY_LABEL, "")
+        if gpus and memory.isdecimal():
+            alike[gpus, int(memory) * _MIB] += 1
+    if not alike:
+        raise EnvironmentFault(
+            f"no node of the cluster has both {kubernetes.gpu_resource} and the label {MEMORY_LABEL}; {_WAYS_OUT}"
+        )
+
+    def memory_of(kind: tuple[int, int]) -> int:
+        gpus, each = kind
+        return alike[kind] * gpus * each
+
+    most = max(alike, key=memory_of)
+    return GpuPool(alike[most], *most)

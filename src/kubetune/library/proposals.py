@@ -1,0 +1,244 @@
+"""What to change so that a run fits the GPUs there are: asked by `kubetune plan --propose`, and written in the run file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from kubetune.base.files import write_atomic
+from kubetune.base.humanize import counted, duration, size
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError, ModelError
+from kubetune.library.plan_forecast import forget_rows, gpu_here, tokens_of_steps
+from kubetune.library.plans import DataSize, measure_data
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import Plan, make_plan
+from kubetune.plan.proposals import (
+    Changes,
+    GpuPool,
+    Proposals,
+    Run,
+    Way,
+    least_gpu_bytes,
+    least_gpus,
+    propose,
+)
+
+COLUMNS = ("TRAINING", "ROWS AT A TIME", "A GPU TAKES", "TIME", "CHANGES")
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """The ways to train a run on a pool of GPUs, in words and numbers."""
+
+    run: Run
+    proposals: Proposals
+
+    def headline(self) -> str:
+        """Return what was asked: `Qwen/Qwen3-8B on 2 GPUs of 22.4 GiB`."""
+        pool = self.proposals.pool
+        gpus = f"{counted(pool.gpus, 'GPU')} of {size(pool.gpu_bytes)}"
+        return f"{self.run.config.model.path} on {gpus}"
+
+    def rows(self) -> Iterator[Sequence[str]]:
+        """Yield a line of the table for each way, the best first. Columns are `COLUMNS`."""
+        for way in self.proposals.ways:
+            memory = size(way.memory.peak_bytes)
+            if not way.fits:
+                memory += ", does not fit"
+            yield (
+                _name(way.config),
+                str(way.plan.per_device_train_batch_size),
+                memory,
+                _time(way.costs),
+                self._remark(way),
+            )
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """Yield the memory of the best way, part by part."""
+        if self.proposals.best is None:
+            return
+        for name, part_bytes in self.proposals.best.memory.parts.items():
+            yield size(part_bytes), name
+
+    def problem(self) -> str | None:
+        """Return what is wrong if no way fits."""
+        if self.proposals.best is not None:
+            return None
+        return f"{self.headline()}: no way to train it fits; the table says what each would take"
+
+    def _remark(self, way: Way) -> str:
+        """Return what to write for a way that fits, else what would make it fit."""
+        if way.fits:
+            text = written(way.changes) or "none"
+            return text if way.gives_same else f"{text} (another result)"
+        needed = f"fits GPUs of {size(least_gpu_bytes(self.run, way))}"
+        gpus = least_gpus(self.run, way, self.proposals.pool)
+        if gpus is not None:
+            needed += f", or {gpus:,} of these"
+        return needed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same facts as numbers."""
+        pool = self.proposals.pool
+        ways = []
+        for way in self.proposals.ways:
+            bill = way.costs.bill
+            ways.append(
+                {
+                    "changes": dict(way.changes),
+                    "gives_same": way.gives_same,
+                    "fits": way.fits,
+                    "peak_bytes": way.memory.peak_bytes,
+                    "parts": dict(way.memory.parts),
+                    "needed_gpu_bytes": None if way.fits else least_gpu_bytes(self.run, way),
+                    "needed_gpus": None if way.fits else least_gpus(self.run, way, pool),
+                    "per_device_train_batch_size": way.plan.per_device_train_batch_size,
+                    "steps": way.plan.num_steps,
+                    "hours": None if bill is None else bill.hours,
+                    "price": None if bill is None else bill.price,
+                }
+            )
+        refused = [
+            {"changes": dict(changes), "why": why} for changes, why in self.proposals.refused
+        ]
+        return {
+            "nodes": pool.nodes,
+            "gpus_per_node": pool.gpus_per_node,
+            "gpu_bytes": pool.gpu_bytes,
+            "ways": ways,
+            "refused": refused,
+        }
+
+
+def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Proposed:
+    """Return the ways to train a run on a pool of GPUs.
+
+    Raise ModelError for a model whose sizes are not known here, and ConfigError or DataError for a run of which no plan
+    can be made.
+    """
+    weights = read_weights(config.model.path, environ)
+    if weights is None:
+        raise ModelError(
+            f"model {config.model.path}: its sizes are not known; at least its config.json must be on this machine "
+            f"(`hf download {config.model.path} config.json`)"
+        )
+    data = measure_data(config, environ)
+
+    def planned_costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
+        longest = None
+        if data.lengths is not None:
+            longest = data.lengths.longest_of(data.rows)
+        totals = DataTotals(tokens_of_steps(plan, data.tokens), longest, forget_rows(changed))
+        device = DeviceFacts(gpu_here(plan.device), gpu_bytes)
+        return costs_of(changed, plan, totals, device, environ, weights)
+
+    run = Run(config, partial(_planned, data), planned_costs)
+    ways = propose(run, pool)
+    if not ways.ways and not ways.refused:
+        raise ModelError(f"model {config.model.path}: its config.json does not name its sizes")
+    return Proposed(run, ways)
+
+
+def _planned(data: DataSize, config: Config) -> Plan:
+    """Return the plan of a config on data of this size."""
+    saved_share = 0.0
+    if data.lengths is not None:
+        saved_share = data.lengths.saved_share
+    return make_plan(config, data.rows, data.eval_rows, tokens=data.tokens, saved_share=saved_share)
+
+
+def _name(config: Config) -> str:
+    """Return how a way trains: `LoRA, 4bit base, ddp`."""
+    parts = ["LoRA" if config.lora else "full"]
+    if config.quantization not in ("none", "auto"):
+        parts.append(f"{config.quantization} base")
+    if config.training.optim != "adamw":
+        parts.append(config.training.optim)
+    parts.append(config.training.parallelism)
+    return ", ".join(parts)
+
+
+def _time(costs: Costs) -> str:
+    """Return time and price of a way, as far as they are known."""
+    bill = costs.bill
+    if bill is None or bill.hours is None:
+        return "–"
+    text = duration(bill.hours * 3600)
+    if bill.price is not None:
+        text += f", {bill.price:.2f}"
+    return text
+
+
+def written(changes: Changes) -> str:
+    """Return changes as they are typed after a run file: `training.parallelism=fsdp lora.r=16`."""
+    words = []
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            words += [f"{key}.{name}={inner}" for name, inner in value.items()]
+        elif value is None:
+            words.append(f"{key}=null")
+        else:
+            words.append(f"{key}={value}")
+    return " ".join(words)
+
+
+def write_way(file: Path, way: Way, pool: GpuPool) -> None:
+    """Write a way in a run file, with its GPUs. Comments, and the order of keys, stay.
+
+    Raise ConfigError for a file that cannot be changed key by key, or would be another run then. It stays as it was.
+    """
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 4096
+    text = file.read_text("utf-8")
+    try:
+        tree = yaml.load(text)
+    except YAMLError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    placement: Changes = {"compute.nodes": pool.nodes, "compute.gpus_per_node": pool.gpus_per_node}
+    for key, value in {**placement, **way.changes}.items():
+        _set(tree, key, value, file)
+    stream = io.StringIO()
+    yaml.dump(tree, stream)
+    _require_same(stream.getvalue(), way, file)
+    write_atomic(file, stream.getvalue())
+
+
+def _set(tree: Any, key: str, value: Any, file: Path) -> None:
+    """Set a dotted key of a run file, or remove it if the value is None."""
+    section, _, name = key.partition(".")
+    if name:
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"{file}: {section} is no section with keys; write {key}: {value} yourself"
+            )
+        tree = inner
+    if value is None:
+        tree.pop(name or section, None)
+    else:
+        tree[name or section] = value
+
+
+def _require_same(text: str, way: Way, file: Path) -> None:
+    """Raise ConfigError if a changed run file says something else than the way. Other sources may say more."""
+    config = load_config(YAML(typ="safe").load(text))
+    wanted = way.config.training
+    if (config.training, config.lora, config.quantization) != (
+        wanted,
+        way.config.lora,
+        way.config.quantization,
+    ):
+        raise ConfigError(
+            f"{file}: a variable or an option says otherwise than the file; write {written(way.changes)} yourself"
+        )

@@ -1,0 +1,255 @@
+"""Ways to train a run on given GPUs: how the weights are held, the rows at a time, and the memory of each.
+
+Worked example: Qwen3-8B with LoRA of rank 16 and 8 rows of 2,048 tokens at a time, on two GPUs of 24 GB. Each GPU would
+hold 15.3 GiB of weights and has 20.6 GiB for everything, so `ddp` fits with few rows at a time, if at all; a way that
+cuts the weights in two leaves room for more. A base of 4 bits fits with all rows, but gives another result, so it comes
+after those that train what the run file says.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from kubetune.config.resolved import resolved
+from kubetune.config.schema import Config
+from kubetune.config.schema.quantities import quantity_bytes
+from kubetune.errors import ConfigError
+from kubetune.plan.costs import Costs
+from kubetune.plan.forecast import Forecast
+from kubetune.plan.memory import USABLE_SHARE
+from kubetune.plan.plan import Plan
+
+# From the least that the GPUs have to send each other to the most.
+PARALLELISMS = ("ddp", "fsdp")
+MOST_GPUS = 1024
+GPUS_OF_A_NODE = 8
+
+_POOL = re.compile(r"(?:(\d+)x)?(?:(\d+)x)?([\d.]+(?:Ki|Mi|Gi|Ti|k|M|G|T))i?B?")
+
+# Values by dotted key, as in the run file. None for a key to leave out.
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """GPUs that a run may have, all alike."""
+
+    nodes: int
+    gpus_per_node: int
+    gpu_bytes: int
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs of all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    @classmethod
+    def parse(cls, text: str) -> GpuPool:
+        """Read `24GB`, `2x24GB` (GPUs of one node) or `4x8x80GB` (nodes × GPUs of each). Raise ConfigError."""
+        match = _POOL.fullmatch(text.replace(" ", ""))
+        if match is None or "0" in match.groups():
+            raise ConfigError(
+                f"--gpus: found {text!r}; expected GPUs and the memory of each, such as 2x24GB, or nodes too, such as "
+                "4x8x80GB"
+            )
+        first, second, memory = match.groups()
+        nodes = int(first) if second else 1
+        return cls(nodes, int(second or first or 1), quantity_bytes(memory))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train a run on a pool of GPUs."""
+
+    changes: Changes  # of the run file
+    gives_same: bool  # it trains what the run file says; another way gives another result
+    config: Config
+    plan: Plan
+    costs: Costs
+
+    @property
+    def memory(self) -> Forecast:
+        """Return the peak of a GPU."""
+        assert self.costs.memory is not None
+        return self.costs.memory
+
+    @property
+    def fits(self) -> bool:
+        """True if its peak is within a GPU's memory."""
+        return bool(self.memory.fits)
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """The ways that were looked at: those that fit come first, the best of them at the top."""
+
+    pool: GpuPool
+    ways: Sequence[Way]
+    refused: Sequence[tuple[Changes, str]]  # ways that cannot be, and why
+
+    @property
+    def best(self) -> Way | None:
+        """Return the first way if it fits."""
+        if self.ways and self.ways[0].fits:
+            return self.ways[0]
+        return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be trained: a config, and how a changed config is planned on the same data."""
+
+    config: Config
+    plan_of: Callable[[Config], Plan]
+    costs_of: Callable[[Config, Plan, int], Costs]  # the last: bytes of a GPU
+
+
+def propose(run: Run, pool: GpuPool) -> Proposals:
+    """Return the ways to train a run on a pool. There are none for a model whose sizes are not known."""
+    ways = []
+    refused = []
+    for method in _methods(run.config):
+        for parallelism in PARALLELISMS:
+            if parallelism != "ddp" and pool.gpus == 1:
+                continue
+            changes = {**method, "training.parallelism": parallelism}
+            try:
+                way = _with_most_rows(run, pool, changes)
+            except ConfigError as error:
+                refused.append((_differing(run.config, changes), str(error)))
+                continue
+            if way is not None:
+                ways.append(way)
+    # Sorting keeps the order of methods and of parallelisms among equals.
+    ways.sort(key=lambda way: (not way.fits, not way.gives_same))
+    return Proposals(pool, ways, refused)
+
+
+def _methods(config: Config) -> Iterator[dict[str, Any]]:
+    """Yield what may be trained: as the run file says, then less or in fewer bits."""
+    yield {}
+    if config.lora is None:
+        if config.training.optim == "adamw":
+            yield {"training.optim": "adamw_8bit"}
+        yield {"lora": {"r": 16}}
+        yield {"lora": {"r": 16}, "quantization": "4bit"}
+    elif config.quantization not in ("4bit", "fp4"):
+        yield {"quantization": "4bit"}
+
+
+def _with_most_rows(run: Run, pool: GpuPool, changes: Changes) -> Way | None:
+    """Return the way with as many rows at a time as fit, at least one. The rows of a step stay the same.
+
+    Return None if the sizes of the model are not known. Raise ConfigError if it is a run with no number of rows.
+    """
+    rows = run.config.training.per_device_train_batch_size
+    problem = None
+    way = None
+    while rows:
+        try:
+            way = _way(run, pool, changes, rows)
+        except ConfigError as error:
+            problem = problem or error
+        else:
+            if way is None or way.fits:
+                return way
+        rows //= 2
+    if way is None and problem is not None:
+        raise problem
+    return way
+
+
+def _way(run: Run, pool: GpuPool, changes: Changes, rows: int) -> Way | None:
+    """Return the way with so many rows at a time. None if the sizes of the model are not known."""
+    placed = changed(run.config, _placement(pool))
+    wanted = dict(changes)
+    training = run.config.training
+    if rows != training.per_device_train_batch_size:
+        wanted["training.per_device_train_batch_size"] = rows
+        if training.global_batch_tokens is None:
+            wanted["training.global_batch_size"] = run.plan_of(placed).global_batch_size
+            wanted["training.gradient_accumulation_steps"] = None
+    to_write = _differing(run.config, wanted)
+    config = changed(placed, to_write)
+    plan = run.plan_of(config)
+    costs = run.costs_of(config, plan, pool.gpu_bytes)
+    if costs.memory is None:
+        return None
+    gives_same = not {"lora", "quantization", "training.optim"} & to_write.keys()
+    return Way(to_write, gives_same, config, plan, costs)
+
+
+def _placement(pool: GpuPool) -> Changes:
+    return {
+        "compute.nodes": pool.nodes,
+        "compute.gpus_per_node": pool.gpus_per_node,
+        "compute.processes": None,
+        "compute.gpu_memory": str(pool.gpu_bytes),
+    }
+
+
+def _differing(config: Config, changes: Changes) -> dict[str, Any]:
+    """Return the changes that are not what the config has anyway."""
+    tree = resolved(config)
+    differing = {}
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        before = tree[section][name] if name else tree[section]
+        if before != value:
+            differing[key] = value
+    return differing
+
+
+def changed(config: Config, changes: Changes) -> Config:
+    """Return the config with other values by dotted key. Raise ConfigError if they do not fit each other."""
+    tree = resolved(config)
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        if name:
+            tree[section] = {**tree[section], name: value}
+        else:
+            tree[section] = value
+    try:
+        return Config.model_validate_json(json.dumps(tree), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        raise ConfigError(
+            [problem["msg"].removeprefix("Value error, ") for problem in problems]
+        ) from None
+
+
+def least_gpu_bytes(run: Run, way: Way) -> int:
+    """Return the memory of a GPU on which a way would fit, to a hundredth."""
+    memory: Forecast | None = way.memory
+    gpu_bytes = 0
+    while memory is not None and not memory.fits:
+        # A larger GPU makes larger chunks of logits, so what is needed grows a little with what there is.
+        taken = memory.peak_bytes - memory.parts.get("allocator", 0)
+        gpu_bytes = math.ceil(max(taken / USABLE_SHARE, 1.01 * gpu_bytes))
+        memory = run.costs_of(way.config, way.plan, gpu_bytes).memory
+    return gpu_bytes
+
+
+def least_gpus(run: Run, way: Way, pool: GpuPool) -> int | None:
+    """Return how many GPUs of this size the way would fit on, None if sharing does not help."""
+    if way.config.training.parallelism == "ddp":
+        return None
+    gpus = pool.gpus
+    rows = way.config.training.per_device_train_batch_size
+    while gpus < MOST_GPUS:
+        gpus *= 2
+        larger = GpuPool(max(1, gpus // GPUS_OF_A_NODE), min(GPUS_OF_A_NODE, gpus), pool.gpu_bytes)
+        try:
+            on_more = _way(run, larger, way.changes, rows)
+        except ConfigError:
+            return None  # a step has fewer rows than there are GPUs
+        if on_more is not None and on_more.fits:
+            return gpus
+    return None

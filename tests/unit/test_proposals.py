@@ -1,0 +1,244 @@
+"""Ways to train a run on given GPUs: which fit, what they change, what would make others fit, and the file written."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kubetune import cli
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+from kubetune.library.gpu_pools import gpu_pool
+from kubetune.library.proposals import write_way
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.plan.forecast import forecast
+from kubetune.plan.model_shapes import Weights, shapes_of
+from kubetune.plan.plan import Plan, make_plan
+from kubetune.plan.proposals import (
+    GpuPool,
+    Proposals,
+    Run,
+    Way,
+    least_gpu_bytes,
+    least_gpus,
+    propose,
+)
+from kubetune.plan.rank_work import RankWork
+from tests.unit.test_forecast import QWEN3_8B
+
+WEIGHTS = Weights(shapes_of(QWEN3_8B), QWEN3_8B, stated=False)
+
+
+def run_of(*overrides: str) -> Run:
+    config = load_config(
+        None,
+        overrides=[
+            "model=org/m",
+            "data.train=org/d",
+            "data.max_length=2048",
+            "training.per_device_train_batch_size=8",
+            *overrides,
+        ],
+    )
+
+    def costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
+        device = DeviceFacts(None, gpu_bytes)
+        return costs_of(changed, plan, DataTotals(None, None), device, {}, WEIGHTS)
+
+    return Run(config, partial(make_plan), costs)
+
+
+def asked(gpus: str, *overrides: str) -> tuple[Run, Proposals]:
+    pool = GpuPool.parse(gpus)
+    run = run_of(*overrides)
+    return run, propose(run, pool)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "gpus", "size"),
+    [
+        ("24GB", 1, 1, 24 * 10**9),
+        ("2x24GB", 1, 2, 24 * 10**9),
+        ("4x8x80GiB", 4, 8, 80 * 2**30),
+        ("8 x 80G", 1, 8, 80 * 10**9),
+    ],
+)
+def test_gpus_are_read(text: str, nodes: int, gpus: int, size: int) -> None:
+    assert GpuPool.parse(text) == GpuPool(nodes, gpus, size)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "24", "2x24", "0x24GB", "2x24GB,1x8GB", "2xH100", "-1x24GB"]
+)
+def test_other_gpus_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="such as 2x24GB"):
+        GpuPool.parse(text)
+
+
+def test_what_fits_comes_first_and_other_results_come_after_the_same_one() -> None:
+    _, proposals = asked("2x24GB", "lora.r=16")
+    order = [(way.fits, way.gives_same) for way in proposals.ways]
+    assert order == sorted(order, reverse=True)
+    assert {fits for fits, _ in order} == {True}
+    assert proposals.best is not None
+    assert "quantization" not in proposals.best.changes
+
+
+def test_a_way_with_fewer_rows_at_a_time_takes_as_many_rows_a_step() -> None:
+    run, proposals = asked("2x24GB", "lora.r=16", "training.gradient_accumulation_steps=2")
+    way = proposals.best
+    assert way is not None
+    before = make_plan(run.config, gpus=2)
+    assert way.plan.per_device_train_batch_size < before.per_device_train_batch_size
+    assert way.plan.global_batch_size == before.global_batch_size == 32
+    twice = {
+        **way.changes,
+        "training.per_device_train_batch_size": 2 * way.plan.per_device_train_batch_size,
+    }
+    larger = load_config(
+        None,
+        overrides=[
+            "model=org/m",
+            "data.train=org/d",
+            "data.max_length=2048",
+            "lora.r=16",
+            "compute.gpus_per_node=2",
+            *(f"{key}={value}" for key, value in twice.items() if value is not None),
+        ],
+    )
+    memory = forecast(RankWork.of(larger, make_plan(larger)), WEIGHTS, 24 * 10**9)
+    assert memory is not None
+    assert not memory.fits, "it is the largest number of rows that fits, in powers of two"
+
+
+def test_one_gpu_shares_with_nobody() -> None:
+    _, proposals = asked("24GB", "lora.r=16")
+    assert {way.config.training.parallelism for way in proposals.ways} == {"ddp"}
+
+
+def test_what_cannot_be_is_named_with_its_reason() -> None:
+    _, proposals = asked("2x24GB", "lora=null")
+    reasons = [why for changes, why in proposals.refused if changes.get("training.optim")]
+    assert any("adamw_8bit" in why for why in reasons)
+
+
+def test_what_does_not_fit_says_what_it_would_take() -> None:
+    run, proposals = asked("2x24GB", "lora=null")
+    short = [way for way in proposals.ways if not way.fits]
+    assert short, "8 billion parameters with AdamW are 128 GB"
+    for way in short:
+        _require_it_fits(run, way)
+    shared = [way for way in short if way.config.training.parallelism == "fsdp"]
+    for way in shared:
+        gpus = least_gpus(run, way, proposals.pool)
+        assert gpus is not None
+        on_more = propose(run, GpuPool(gpus // 8, 8, proposals.pool.gpu_bytes))
+        names = [
+            (other.config.training.parallelism, other.config.lora, other.fits)
+            for other in on_more.ways
+        ]
+        assert ("fsdp", None, True) in names
+    whole = next(way for way in short if way.config.training.parallelism == "ddp")
+    assert least_gpus(run, whole, proposals.pool) is None, (
+        "more GPUs do not help who shares nothing"
+    )
+
+
+def _require_it_fits(run: Run, way: Way) -> None:
+    needed = least_gpu_bytes(run, way)
+    on_that = run.costs_of(way.config, way.plan, needed).memory
+    assert on_that is not None
+    assert on_that.fits
+    on_less = run.costs_of(way.config, way.plan, int(0.95 * needed)).memory
+    assert on_less is not None
+    assert not on_less.fits
+
+
+def a_run_file(folder: Path, text: str) -> Path:
+    model = folder / "m"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(QWEN3_8B))
+    rows = [json.dumps({"text": f"row {number}"}) for number in range(64)]
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    file = folder / "run.yaml"
+    file.write_text(text.format(model=model, rows=folder / "rows.jsonl"))
+    return file
+
+
+RUN_FILE = """\
+# Our first run.
+model: {model}  # the large one
+data:
+  train: {rows}
+  max_length: 2048
+lora: {{r: 16}}
+training:
+  # Rows at a time.
+  per_device_train_batch_size: 8
+  gradient_accumulation_steps: 2
+"""
+
+
+def test_a_way_is_written_in_the_run_file_and_comments_stay(tmp_path: Path) -> None:
+    file = a_run_file(tmp_path, RUN_FILE)
+    pool = GpuPool.parse("2x24GB")
+    config = load_config(file)
+    run = run_of()
+    way = propose(Run(config, run.plan_of, run.costs_of), pool).best
+    assert way is not None
+    write_way(file, way, pool)
+    text = file.read_text()
+    assert "# Our first run." in text
+    assert "# the large one" in text
+    assert "# Rows at a time." in text
+    assert "gradient_accumulation_steps" not in text
+    written = load_config(file)
+    assert written.compute.gpus_per_node == 2
+    assert written.training.global_batch_size == 32
+    assert make_plan(written).per_device_train_batch_size == way.plan.per_device_train_batch_size
+
+
+def test_a_file_that_cannot_be_changed_key_by_key_stays(tmp_path: Path) -> None:
+    file = a_run_file(tmp_path, RUN_FILE)
+    pool = GpuPool.parse("2x24GB")
+    run = run_of("lora.r=16")
+    way = propose(run, pool).best
+    assert way is not None
+    before = file.read_text().replace("training:\n", "training: 3\nold:\n")
+    file.write_text(before)
+    with pytest.raises(ConfigError, match="training is no section"):
+        write_way(file, way, pool)
+    assert file.read_text() == before
+
+
+def test_options_of_proposals_stand_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = a_run_file(tmp_path, RUN_FILE)
+    assert cli.main(["plan", str(file), "--gpus", "2x24GB"]) == 2
+    assert "add that" in capsys.readouterr().err
+    assert cli.main(["plan", "--model", "org/m", "--propose", "--write", "data.train=a/b"]) == 2
+    assert "no run file" in capsys.readouterr().err
+
+
+def test_without_gpus_somebody_has_to_name_them() -> None:
+    config = load_config(
+        None, overrides=["model=org/m", "data.train=a/b", "compute.gpus_per_node=0"]
+    )
+    with pytest.raises(ConfigError, match="give --gpus"):
+        gpu_pool(config, None, {})
+    config = load_config(
+        None,
+        overrides=[
+            "model=org/m",
+            "data.train=a/b",
+            "compute.gpus_per_node=4",
+            "compute.nodes=2",
+            "compute.gpu_memory=40G",
+        ],
+    )
+    assert gpu_pool(config, None, {}) == GpuPool(2, 4, 40 * 10**9)
