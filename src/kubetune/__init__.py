@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kubetune.library.configs import load_config as load_config
     from kubetune.library.plans import make_plan as make_plan
     from kubetune.library.plans import prepare as prepare
+    from kubetune.library.results import check_server as check_server
     from kubetune.library.results import classify as classify
     from kubetune.library.results import evaluate as evaluate
     from kubetune.library.results import export as export
@@ -87,6 +88,7 @@ NUMPY_BEGINS, TORCH_BEGINS = "data", "distributed"
 _HOMES = {
     "Config": "config.schema",
     "Run": "library.run_handle",
+    "check_server": "library.results",
     "classify": "library.results",
     "errors": "errors",
     "evaluate": "library.results",
@@ -105,6 +107,7 @@ __all__ = [
     "Config",
     "Run",
     "__version__",
+    "check_server",
     "classify",
     "errors",
     "evaluate",

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, needs_vllm]
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {}, "gemma": {}, "phi3": {}, "olmo2": {}, "granite": {}, "exaone4": {},
-    "qwen3_moe": {"moe_intermediate_size": 96},
+    "smollm3": {},
 }  # fmt: skip
 
 
@@ -38,17 +38,12 @@ def address(
     save_model(inputs / "model", request.param, **SIZE, **FAMILIES[request.param])
     run_dir = trained_run(inputs, "bot", {"r": 4})
     export(run_dir, run_dir / "exports" / "bot")
-    words = []
-    if "moe" in request.param:
-        words.append("--enable-mixed-moe-lora-format")
-    with vllm_server(inputs / "model", inputs / "server.log", *words) as url:
+    with vllm_server(inputs / "model", inputs / "server.log") as url:
         yield url, run_dir
 
 
 def load(url: str, name: str, folder: Path) -> None:
-    stacked = json.loads((folder / SETTINGS).read_text()).get("target_parameters")
-    wanted = {"lora_name": name, "lora_path": str(folder), "is_3d_lora_weight": bool(stacked)}
-    body = json.dumps(wanted).encode()
+    body = json.dumps({"lora_name": name, "lora_path": str(folder)}).encode()
     question = Request(f"{url}/v1/load_lora_adapter", body, {"Content-Type": "application/json"})
     with urlopen(question, timeout=60) as reply:
         assert reply.status == 200
@@ -67,7 +62,6 @@ def changed(run_dir: Path, name: str, rename: Callable[[str], str | None]) -> Pa
     settings = json.loads((folder / SETTINGS).read_text())
     if name == "attention only":
         settings["target_modules"] = ["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]
-        settings["target_parameters"] = None
     elif name == "disjoint":
         settings["target_modules"] = ["other_proj"]
     (folder / SETTINGS).write_text(json.dumps(settings))

@@ -371,3 +371,69 @@ def test_a_run_on_an_image_is_served_on_the_image_that_it_began_with(
 def test_no_address_of_an_image_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--render", "oci://registry.example/bot"]) == 2
     assert "expected oci://registry/name:tag" in capsys.readouterr().err
+
+
+def with_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Return the Job that asks what is rendered for a run beside it."""
+    run_dir = write_run(tmp_path / "run")
+    image = "--check-image=registry.example/kubetune:1"
+    assert cli.main(["serve", "--render", f"tuned={run_dir}", image, *words]) == 0
+    made = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert list(check_objects(made)) == []
+    (job,) = [obj for obj in made if obj["kind"] == "Job"]
+    for version in (OLDEST, NEWEST):
+        assert not problems(job, version)
+    return dict(job)
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        (("--api-key-secret=vllm",), "http://support-bot-serve.finetune.svc"),
+        (
+            ("--merged", "--kserve=InferenceService"),
+            "http://support-bot-serve-predictor.finetune.svc/openai",
+        ),
+    ],
+)
+def test_a_job_beside_it_asks_whether_it_is_the_model(
+    words: tuple[str, ...], address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = with_a_check(tmp_path, capsys, *words)
+    spec = job["spec"]["template"]["spec"]
+    assert (job["spec"]["backoffLimit"], spec["restartPolicy"]) == (0, "Never")
+    assert list(beyond_restricted(spec)) == []
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert labels["app.kubernetes.io/component"] == "check", (
+        "the Service does not send requests here"
+    )
+    (container,) = spec["containers"]
+    command = container["command"]
+    assert container["image"] == "registry.example/kubetune:1"
+    assert f"--check={address}" in command
+    (target,) = [word for word in command if word.startswith("tuned=")]
+    assert target.startswith("tuned=/outputs/support-bot/exports/step-000120-")
+    mounts = {
+        mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]
+    }
+    assert mounts == {"/outputs": True, "/tmp": False}
+    keys = [entry["name"] for entry in container["env"] if "valueFrom" in entry]
+    assert keys == (["VLLM_API_KEY"] if len(words) == 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("acme/bot",), "is no run directory"),
+        (("RUN", "--kserve=LLMInferenceService"), "its gateway"),
+    ],
+)
+def test_what_no_job_could_ask_is_refused(
+    words: tuple[str, ...], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = str(write_run(tmp_path / "run"))
+    words = tuple(run_dir if word == "RUN" else word for word in words)
+    assert cli.main(["serve", "--render", *words, "--check-image=x/kubetune:1"]) == 2
+    printed = capsys.readouterr()
+    assert problem in printed.err
+    assert printed.out == ""

@@ -87,6 +87,7 @@ def ask(client: TestClient, verb: str, path: str = "command", **options: Any) ->
             {"repo": "oci://localhost:5000/bot:1", "form": "merged", "modelpack": "on"},
             " oci://localhost:5000/bot:1 --merge --modelpack",
         ),
+        ("serve", {"url": "http://h:1", "model": "a b"}, " --check=http://h:1 '--model=a b'"),
     ],
 )
 def test_what_is_chosen_is_a_command_of_the_verb(
@@ -100,7 +101,7 @@ def test_what_is_chosen_is_a_command_of_the_verb(
 @pytest.mark.parametrize(
     ("verb", "options", "problem"),
     [
-        ("train", {}, "expected one of evaluate, export, push"),
+        ("train", {}, "expected one of evaluate, export, push, serve"),
         ("export", {"checkpoint": "7"}, "no checkpoint '7'; there are: last, step 60"),
         ("export", {"checkpoint": "../x"}, "expected best, last or a step"),
         ("export", {"form": "zip"}, "expected one of plain, merged, gguf, fp8"),
@@ -118,6 +119,7 @@ def test_what_is_chosen_is_a_command_of_the_verb(
         ("push", {"repo": "nothing"}, "is no name of a repository"),
         ("push", {"repo": "oci://x/y:1", "public": "on"}, "only for the hub"),
         ("push", {"repo": "org/bot", "form": "gguf"}, "expected one of plain, merged"),
+        ("serve", {"url": "localhost:8000"}, "which server?"),
         ("push", {"repo": "org/bot"}, "no token for the hub"),
     ],
 )

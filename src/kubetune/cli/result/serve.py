@@ -21,6 +21,7 @@ from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import dump
 from kubetune.plugins.serving import kserve
+from kubetune.plugins.serving.checking import checking_job
 from kubetune.plugins.serving.manifests import (
     IMAGE,
     WAITING,
@@ -130,6 +131,11 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
         "mounts them",
     )
     parser.add_argument(
+        "--check-image",
+        metavar="IMAGE",
+        help="image with kubetune: add a Job that fails unless the server is the model of the run",
+    )
+    parser.add_argument(
         "--image", help=f"vLLM image (default {IMAGE}; with --kserve, that of KServe)"
     )
     parser.add_argument(
@@ -192,6 +198,8 @@ def run(args: argparse.Namespace) -> int:
         objects = kserve.serve(spec, serving, args.kserve)
     else:
         objects = serve(spec, serving)
+    if args.check_image:
+        objects.append(checking_job(spec, settings, targets, args.check_image, args.kserve))
     problems = [finding.text for finding in check_objects(objects) if finding.fatal]
     problems += problems_of_volume(spec, serving)
     if problems:

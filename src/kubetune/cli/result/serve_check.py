@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import visible
@@ -51,13 +50,13 @@ def run(args: argparse.Namespace) -> Answer:
         )
     reports = []
     with busy(f"asking {visible(args.check)}"):
-        from kubetune.result.served.check import check, reason_against
-        from kubetune.result.served.known_model import known_model
+        from kubetune.library.results import check_server
+        from kubetune.result.served.check import reason_against
 
         for word in args.targets:
             name, path = split_name(word)
-            known = known_model(Path(path))
-            reports.append(check(known, args.check, args.model or name or None, args.timeout))
+            model = args.model or name or None
+            reports.append(check_server(path, args.check, name=model, timeout=args.timeout))
     reasons = [reason for reason in map(reason_against, reports) if reason]
     error = GateFailed("\n".join(reasons)) if reasons else None
     facts = [report.to_json() for report in reports]

@@ -29,7 +29,7 @@ from kubetune.ui.result.choices import (
     pushed_forms_of,
 )
 
-# Options that all three verbs have. `--trust-code` is left out: a page allows no code of a run.
+# Options that verbs with a model have. `--trust-code` is left out: a page allows no code of a run.
 _RESULT: Final = ("checkpoint", "model")
 _EXPORTS: Final = (*_RESULT, "dtype", "device")
 _PUSH_SWITCHES: Final = ("public", "despite_gate", "modelpack", "plain_http")
@@ -165,8 +165,17 @@ def _push(run_dir: Path, texts: dict[str, str]) -> list[str]:
     return [*words, *_taken(texts, *_EXPORTS)]
 
 
+def _serve(run_dir: Path, texts: dict[str, str]) -> list[str]:
+    del run_dir
+    url = texts.pop("url", "")
+    if not re.match("https?://.", url):
+        raise ConfigError("which server? Give its address, such as http://localhost:8000")
+    return [f"--check={url}", *_taken(texts, "model")]
+
+
 _VERBS: Final[Mapping[str, Callable[[Path, dict[str, str]], list[str]]]] = {
     "evaluate": _evaluate,
     "export": _export,
     "push": _push,
+    "serve": _serve,
 }

@@ -22,6 +22,7 @@ _ENDS: Final = {
     errors.BUG: "failed by a bug in kubetune",
     errors.USER: "was refused; its last line says what to change",
     errors.ENVIRONMENT: "failed because of the disk, memory, device or network",
+    errors.GATE: "is done, and does not pass; its last lines say why",
     errors.PREEMPTED: "was cancelled; nothing half-written is left",
     # Before the verb has come to its own handler of the signal, nothing is written.
     -signal.SIGTERM: "was cancelled before it began",

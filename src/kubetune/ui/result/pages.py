@@ -1,4 +1,4 @@
-"""The page of a run's result: evaluate, export and push, each a job of the server, and what came of them."""
+"""The page of a run's result: evaluate, export, push and check, each a job of the server, and what came of them."""
 
 from __future__ import annotations
 
