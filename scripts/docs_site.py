@@ -18,6 +18,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+HOME = "docs/index.html"
+FIRST_PAGE = f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>kubetune</title>
+<meta http-equiv="refresh" content="0; url={HOME}">
+<a href="{HOME}">kubetune</a>
+</html>
+"""
 LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
 
 
@@ -74,6 +83,8 @@ def build(site: Path) -> int:
         if done.returncode == 0:
             shutil.rmtree(site, ignore_errors=True)
             shutil.copytree(work / "site", site)
+            # The generator makes the README the first page. On the site that is the page with the four ways in.
+            (site / "index.html").write_text(FIRST_PAGE, "utf-8")
     return done.returncode
 
 

@@ -24,7 +24,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "scripts" / "docs_site.py", tmp_path / "site"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    home = (tmp_path / "site" / "index.html").read_text("utf-8")
+    home = (tmp_path / "site" / "docs" / "index.html").read_text("utf-8")
     fetched = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"?(https?:[^\" >]+)", home)
     assert fetched == []
     assert (tmp_path / "site" / "docs" / "tutorials" / "first-model.html").is_file()
