@@ -138,3 +138,19 @@ def test_advice_never_makes_a_question_the_answer() -> None:
     with pytest.raises(errors.DataError) as error:
         propose(SourceConfig(path="rows.jsonl"))
     assert "completion=question" not in str(error.value)
+
+
+def test_records_within_one_object_are_written_on_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(ROWS)]
+    Path("all.json").write_text(json.dumps({"version": 1, "data": rows}))
+    code, text = said(capsys, "init", "all.json", "--model", MODEL)
+    assert code == errors.USER
+    assert f"its `data` is a list of {ROWS} objects" in text
+    program = PROGRAM.search(text)
+    assert program is not None
+    subprocess.run(program[1], shell=True, check=True)
+    assert [json.loads(line) for line in Path(program[2]).read_text().splitlines()] == rows
+    code, text = said(capsys, "init", program[2], "--model", MODEL, "-o", "run.yaml")
+    assert code == errors.OK, text

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kubetune.base.humanize import shell_word
+from kubetune.base.humanize import counted, shell_word
 from kubetune.data.columns import (
     ANSWERS,
     PROMPTS,
@@ -121,6 +121,25 @@ def _is_mark(value: Any, choices: Any) -> bool:
     if not isinstance(labels, list) or not isinstance(texts, list) or len(labels) != len(texts):
         return False
     return value in labels and all(isinstance(text, str) for text in texts)
+
+
+def records_within(values: Sequence[Value], path: str) -> str:
+    """Return how to get at the records of a file that is one object around them; empty if it is not.
+
+    Such a file is `{"version": 1, "data": [{"question": …}, …]}`.
+    """
+    if len(values) != 1:
+        return ""
+    for name, inner in values[0].items():
+        if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
+            made = f"{path.rpartition('.')[0]}-{name}.jsonl"
+            code = f"import json, sys; [print(json.dumps(r)) for r in json.load(sys.stdin)[{json.dumps(name)}]]"
+            command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
+            return (
+                f"{path} is one object, and its `{name}` is a list of {counted(len(inner), 'object')}. Write these on a "
+                f"line each, then give {made}: `{command}`"
+            )
+    return ""
 
 
 def _first_text(values: Sequence[Value], name: str) -> str:

@@ -34,7 +34,7 @@ from kubetune.data.columns import (
     names_metadata,
     with_subject,
 )
-from kubetune.data.inspect.answers_as_texts import as_text, from_choices
+from kubetune.data.inspect.answers_as_texts import as_text, from_choices, records_within
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.prepared.remarks import written_texts
 from kubetune.data.reading.examples import (
@@ -656,7 +656,8 @@ def _unknown(seen: _SeenRecords, path: str) -> str:
             f"{path} has images ({quoted(columns[:12])}), but no question and answer about them; add a column `prompt` "
             "(such as: What is this?); the label, or `--columns completion=NAME`, is its answer"
         )
-    made = from_choices([record.value for record in seen.records], path)
+    records = [record.value for record in seen.records]
+    made = records_within(records, path) or from_choices(records, path)
     if made:
         return made
     text += ", and none is known as a question with its answer, a text, or a text with its label"
