@@ -66,6 +66,8 @@ def substitutes(example, models):
     config = load_config(example)
     if config.preference.images:
         return [f"model={models['qwen2_5_vl']}"]
+    if config.task == "distill":
+        return [f"model={models['causal_lm']}", f"distill.teacher={models['causal_lm']}"]
     if config.task in ("causal_lm", "grpo", "preference", "reward_model"):
         return [f"model={models['causal_lm']}"]
     if config.task == "vision_language":

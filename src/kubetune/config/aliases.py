@@ -244,6 +244,7 @@ VALUES: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("dpo", "orpo", "kto", "simpo", "cpo", "ipo", "rlhf"), "preference"),
         **dict.fromkeys(("rm", "reward", "reward_modeling"), "reward_model"),
         **dict.fromkeys(("ppo", "rloo", "dapo", "gspo", "rl", "rlvr"), "grpo"),
+        **dict.fromkeys(("gkd", "kd", "distillation", "opd", "sdft"), "distill"),
         **dict.fromkeys(("cls", "classification", "seq_cls", "text-classification"), "sequence_classification"),
         **dict.fromkeys(("vlm", "vision", "vl", "image-text-to-text"), "vision_language"),
     },

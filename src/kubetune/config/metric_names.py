@@ -23,7 +23,7 @@ REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejecte
 PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", "kl")
 
 # What tells best, besides the loss, how a run of a task goes: measures of a step, shown with each loss and at the end.
-TELLING: Final = ("reward", "reward_std", "accuracy", "margin")
+TELLING: Final = ("reward", "reward_std", "accuracy", "margin", "divergence", "agreement")
 
 # The same of evaluations: what the last lines of a run say of the model before training and of the best checkpoint.
 TOLD_AT_THE_END: Final = (
@@ -40,6 +40,12 @@ TOLD_AT_THE_END: Final = (
 
 # Metrics of a step of `task: grpo`, means over tokens: divergence, shares of clipped ratios, sampler against training.
 GRPO_MEASURES: Final = ("kl", "clip_low", "clip_high", "sampling_difference")
+
+# Metrics of a step of `task: distill`, means over tokens: divergence from the teacher, share of places where both have the
+# same likeliest token, probability of the compared tokens and share of those that are likely in both, cross-entropy.
+DISTILL_MEASURES: Final = (
+    "divergence", "agreement", "teacher_mass", "student_mass", "overlap", "cross_entropy"
+)  # fmt: skip
 
 # Metrics of the answers that a step of `task: grpo` learns from, which do not depend on the loss.
 DRAWN_MEASURES: Final = (

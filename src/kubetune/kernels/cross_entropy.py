@@ -12,9 +12,9 @@ On a CPU all that is as wide as the vocabulary is made in place, in buffers that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -151,16 +151,8 @@ def cross_entropy_in_place(
     return loss, logits
 
 
-def chunks(
-    hidden: Tensor,
-    labels: Tensor,
-    head: Head,
-    scale: float,
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield stretches of rows, the loss of each row, and `scale` × gradient of their raw logits.
-
-    The gradient holds until the next stretch is asked for.
-    """
+def logit_tiles(hidden: Tensor, head: Head) -> Iterator[tuple[slice, Tensor]]:
+    """Yield stretches of rows with their logits before the head's rule, in memory that the next ones take."""
     rows = chunk_rows(len(head.weight), hidden.device)
     buffer = _room(
         0,
@@ -171,7 +163,20 @@ def chunks(
     )
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
-        logits = _logits(hidden[span], head, buffer)
+        yield span, _logits(hidden[span], head, buffer)
+
+
+def chunks(
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+    scale: float,
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield stretches of rows, the loss of each row, and `scale` × gradient of their raw logits.
+
+    The gradient holds until the next stretch is asked for.
+    """
+    for span, logits in logit_tiles(hidden, head):
         losses, d_logits = _cross_entropy(logits, labels[span], scale, head)
         yield span, losses, d_logits
 
@@ -195,8 +200,12 @@ def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
     return torch.zeros(parameter.shape, device=parameter.device)
 
 
-class FusedLinearCrossEntropy(Function):
-    """Sum of cross-entropies of `hidden @ weight.T + bias` `[labels, vocabulary]`, times `scale`, as an fp32 scalar.
+# Makes of rows `[labels, hidden]` what `chunks` yields.
+Tiles = Callable[[Tensor], Iterable[tuple[slice, Tensor, Tensor]]]
+
+
+class FusedLinearLoss(Function):
+    """Sum of a loss of `hidden @ weight.T + bias` `[labels, vocabulary]`, times `scale`, as an fp32 scalar.
 
     A head that is trained by FlatAdamW has its gradient added to the optimizer's buffer in the forward, which spares
     a second `[vocabulary, hidden]` in fp32: call it to be differentiated, once, by a gradient of 1.
@@ -208,7 +217,7 @@ class FusedLinearCrossEntropy(Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        labels: Tensor,
+        tiles: Tiles,
         scale: float,
         head: Head,
     ) -> Tensor:
@@ -221,7 +230,7 @@ class FusedLinearCrossEntropy(Function):
         d_bias = opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
 
         loss = torch.zeros((), device=hidden.device)
-        for span, losses, d_logits in chunks(hidden, labels, head, scale):
+        for span, losses, d_logits in tiles(hidden):
             loss += losses.sum()
             torch.mm(d_logits, weight, out=d_hidden[span])
             if d_weight is not None:
@@ -254,11 +263,19 @@ def linear_cross_entropy(
     scale: float = 1.0,
 ) -> Tensor:
     """Return `scale` × the summed cross-entropy of rows `[labels, hidden]`, an fp32 scalar."""
-    loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    return linear_loss(hidden, head, partial(chunks, labels=labels, head=head, scale=scale), scale)
+
+
+def linear_loss(hidden: Tensor, head: Head, tiles: Tiles, scale: float) -> Tensor:
+    """Return `scale` × the summed losses that `tiles` makes of rows `[labels, hidden]`, an fp32 scalar.
+
+    The gradients that it makes are those of the raw logits times `scale`.
+    """
+    loss = FusedLinearLoss.apply(  # type: ignore[no-untyped-call]
         hidden,
         head.weight,
         head.bias,
-        labels,
+        tiles,
         scale,
         head,
     )
@@ -278,17 +295,8 @@ def score(
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
     losses = torch.empty(len(hidden), device=hidden.device)
     is_likeliest = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
-    rows = chunk_rows(len(head.weight), hidden.device)
-    buffer = _room(
-        0,
-        hidden,
-        min(rows, len(hidden)),
-        len(head.weight),
-        hidden.dtype,
-    )
-    for start in range(0, len(hidden), rows):
-        span = slice(start, start + rows)
-        logits = head.rule.apply(_logits(hidden[span], head, buffer).float())
+    for span, raw in logit_tiles(hidden, head):
+        logits = head.rule.apply(raw.float())
         log_probabilities = F.log_softmax(logits, -1)
         loss += F.nll_loss(log_probabilities, labels[span], reduction="sum").double()
         of_labels = log_probabilities.gather(1, labels[span, None])[:, 0]

@@ -43,7 +43,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(_require_output, config.output or "outputs"),
             partial(_require_cache, config.data.cache, environ),
             partial(_require_checkpoint, config),
-            partial(_require_reward_models, config, environ),
+            partial(_require_named_models, config, environ),
         ]
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.
@@ -180,15 +180,21 @@ def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
             raise ConfigError(f"rewards: {error}") from None
 
 
-def _require_reward_models(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError or ModelError for models of rewards that are not here, or do not reward."""
-    for number, reward in enumerate(config.rewards):
-        if not reward.is_model:
-            continue
-        from kubetune.scoring.rewards.named_models import require_named_model
+def _require_named_models(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError or ModelError for models of rewards, or a teacher, that are not here or of another kind."""
+    if config.task != "distill" and not any(reward.is_model for reward in config.rewards):
+        return
+    from kubetune.scoring.rewards.named_models import NamedModel, require_named_model
 
-        kind = "teacher" if reward.teacher is not None else "reward_model"
-        require_named_model(reward, config, environ, f"rewards[{number}].{kind}")
+    named = []
+    for number, reward in enumerate(config.rewards):
+        if reward.is_model:
+            kind = "teacher" if reward.teacher is not None else "reward_model"
+            named.append(NamedModel.of_reward(reward, f"rewards[{number}].{kind}"))
+    if config.task == "distill":
+        named.append(NamedModel.of_distillation(config.distill))
+    for model in named:
+        require_named_model(model, config, environ)
 
 
 def _require_output(output: str) -> None:

@@ -20,7 +20,7 @@ from kubetune.models.padding_free import Route, hidden_states, unwrap
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
     from kubetune.batching.feed import Work
-    from kubetune.config.schema import GrpoConfig, PreferenceConfig
+    from kubetune.config.schema import DistillConfig, GrpoConfig, PreferenceConfig
     from kubetune.data.text.class_labels import Labels
     from kubetune.distributed.process_group import World
     from kubetune.kernels.cross_entropy import GradientSum
@@ -63,6 +63,8 @@ class Learner:
     labels: Labels | None = None  # what a classifier tells apart
     preference: PreferenceConfig | None = None  # which answers are to be preferred, and how
     grpo: GrpoConfig | None = None  # how answers are drawn, and learnt from by their rewards
+    distill: DistillConfig | None = None  # how a teacher is learnt from
+    teacher: Learner | None = None  # the frozen model whose probabilities are learnt
     # Computes the final hidden states [tokens, hidden] of a packed batch.
     hidden: Callable[[Learner, Batch], Tensor] = _hidden
     # True if a sharded model keeps whole gradients until the last micro-batch of a step.

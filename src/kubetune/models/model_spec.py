@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kubetune.config.schema import GrpoConfig, PreferenceConfig
+from kubetune.config.schema import DistillConfig, GrpoConfig, PreferenceConfig
 from kubetune.models import quantization
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class ModelSpec:
     vision: VisionConfig | None = None  # None for a model that reads only text
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
 
     @classmethod
     def of(cls, config: Config) -> ModelSpec:
@@ -37,6 +38,7 @@ class ModelSpec:
             config.sight,
             config.preference,
             config.grpo,
+            config.distill,
         )
 
     def decided_for(self, world: World) -> ModelSpec:

@@ -13,7 +13,7 @@ from typing import Any
 
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import read_config
-from kubetune.config.schema import Config, RewardConfig
+from kubetune.config.schema import Config
 from kubetune.plan import cost, drawing, earlier_runs
 from kubetune.plan.cost import Bill
 from kubetune.plan.drawing import Drawing, Hours
@@ -124,7 +124,9 @@ def costs_of(
         memory = forecast(longest_work, weights, device.memory_bytes)
         cache_bytes = _cache_bytes(longest_work, weights)
     if memory is not None:
-        memory = _with_reward_models(memory, config.rewards, plan.device, environ)
+        paths = [reward.reward_model or reward.teacher for reward in config.rewards]
+        memory = _with_others(memory, "models that reward answers", paths, plan.device, environ)
+        memory = _with_others(memory, "teacher", [config.distill.teacher], plan.device, environ)
 
     known = earlier_runs.read()
     bill = cost.bill(work, config.compute, plan, weights, tokens, device.gpu, known)
@@ -178,16 +180,16 @@ def _cache_bytes(work: RankWork, weights: Weights) -> int | None:
     )
 
 
-def _with_reward_models(
+def _with_others(
     memory: Forecast,
-    rewards: Sequence[RewardConfig],
+    name: str,
+    paths: Sequence[str | None],
     device: str,
     environ: Mapping[str, str],
 ) -> Forecast:
-    """Return the memory of a device that also holds the models which reward answers, as far as these are here."""
+    """Return the memory of a device that also holds other models, as far as these are here. `name`: what they are."""
     parameters = 0
-    for reward in rewards:
-        path = reward.reward_model or reward.teacher
+    for path in paths:
         if path is None:
             continue
         if (Path(path) / RESOLVED).is_file():
@@ -197,5 +199,5 @@ def _with_reward_models(
             parameters += weights.parameters
     if not parameters:
         return memory
-    held = {"models that reward answers": parameters * element_bytes("auto", device)}
+    held = {name: parameters * element_bytes("auto", device)}
     return replace(memory, parts={**memory.parts, **held})

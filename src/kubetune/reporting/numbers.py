@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.config.metric_names import (
+    DISTILL_MEASURES,
     DRAWN_MEASURES,
     EXPERT_MEASURES,
     GRPO_MEASURES,
@@ -143,6 +144,7 @@ class _Collected:
         of_tasks = (
             *PREFERENCE_MEASURES,
             *GRPO_MEASURES,
+            *DISTILL_MEASURES,
             *DRAWN_MEASURES,
             *EXPERT_MEASURES,
         )
@@ -177,6 +179,8 @@ class _Collected:
             keys += PREFERENCE_MEASURES
         if "reward" in steps[0]:
             keys += (*GRPO_MEASURES, *DRAWN_MEASURES, *_reward_keys(steps))
+        if "divergence" in steps[0]:
+            keys += DISTILL_MEASURES
         if "expert_load_max" in steps[0]:
             keys += EXPERT_MEASURES
 

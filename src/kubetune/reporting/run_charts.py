@@ -105,6 +105,21 @@ CURVES = (
         ("logp_chosen", "logp_rejected"),
         smoothed=True,
     ),
+    Curves(
+        "divergence",
+        "Divergence from the teacher",
+        ("divergence", "cross_entropy"),
+        "Mean over the tokens of a step, beside their cross-entropy.",
+        smoothed=True,
+    ),
+    Curves(
+        "agreement",
+        "Agreement with the teacher",
+        ("agreement", "overlap", "teacher_mass", "student_mass"),
+        "Share of tokens of which both have the same likeliest one; of compared tokens that are likely in both; and the "
+        "probability of those compared.",
+        smoothed=True,
+    ),
     Curves("reward", "Reward", ("reward",), "Mean over the answers of a step.", smoothed=True),
     Curves(
         "functions",

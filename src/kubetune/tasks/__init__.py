@@ -13,6 +13,7 @@ from kubetune.tasks.task import Task
 # The module of each task. Its `TASK` is the task.
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
+    "distill": "kubetune.tasks.distill",
     "grpo": "kubetune.tasks.grpo.task",
     "preference": "kubetune.tasks.preference",
     "reward_model": "kubetune.tasks.reward_model",

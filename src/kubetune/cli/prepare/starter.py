@@ -79,6 +79,12 @@ task: reward_model              # a score for each answer, trained on pairs
 task: grpo                      # learn by reward from answers of its own: docs/grpo.md
 rewards: [exact_match]          # or numeric, contains, functions of yours
 # train.jsonl: {"prompt": …, "solution": …}""",
+    "distill": """\
+task: distill                   # learn the probabilities of a teacher: docs/distillation.md
+distill:
+  teacher: Qwen/Qwen3-4B        # hub id, folder or run directory; of the same tokenizer
+  beta: 1.0                     # 0: forward divergence, 1: reverse, between: Jensen-Shannon
+# train.jsonl: {"prompt": …, "completion": …}, or conversations""",
     "sequence_classification": """\
 task: sequence_classification
 # classification: {labels: [bad, good]}      # default: the labels of the data
@@ -90,8 +96,8 @@ task: vision_language
 _MODEL: Final = "Qwen/Qwen3-0.6B"
 _VISION_MODEL: Final = "Qwen/Qwen2.5-VL-3B-Instruct"
 # Tasks whose model writes answers that the data have. Others compare answers, score them, draw them or tell labels apart.
-_LEARNS_ANSWERS: Final = ("causal_lm", "vision_language")
-_USUAL_RATES: Final = ("causal_lm", "sequence_classification", "vision_language")
+_LEARNS_ANSWERS: Final = ("causal_lm", "distill", "vision_language")
+_USUAL_RATES: Final = ("causal_lm", "distill", "sequence_classification", "vision_language")
 
 
 def starter(task: str, model: str | None = None) -> str:

@@ -15,6 +15,7 @@ from kubetune.config.schema.base import Section
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.config.schema.data import DataConfig, SourceConfig
+from kubetune.config.schema.distill import DistillConfig
 from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.config.schema.grpo import GrpoConfig
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
@@ -29,6 +30,7 @@ __all__ = [
     "ComputeConfig",
     "Config",
     "DataConfig",
+    "DistillConfig",
     "EvaluationConfig",
     "GrpoConfig",
     "KubernetesConfig",

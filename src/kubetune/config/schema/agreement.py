@@ -14,6 +14,7 @@ READERS = {
     "preference": "`task: preference`",
     "preference.center_coefficient": "`task: reward_model`",
     "grpo": "`task: grpo`",
+    "distill": "`task: distill`",
 }
 
 
@@ -41,6 +42,10 @@ def disagreements(run: RunFacts) -> list[str]:
     # Settings of another task, or of another kind of record.
     problems += _of_other_tasks(run)
     problems += problems_of_rewards(run)
+    if run.task == "distill" and run.distill.teacher is None:
+        problems.append(
+            "distill.teacher: missing; expected the model to learn from: a hub id, a folder or a run directory"
+        )
     if run.record_kind not in ("pair", "graded") and run.data.unusable_pairs != "error":
         problems.append(
             "data.unusable_pairs: means nothing to a run that compares no pairs; leave it out"
@@ -73,9 +78,10 @@ def _of_other_tasks(run: RunFacts) -> list[str]:
         "preference": run.task == "preference",
         "preference.center_coefficient": run.task == "reward_model",
         "grpo": run.task == "grpo",
+        "distill": run.task == "distill",
     }
     problems = []
-    for section in ("classification", "vision", "preference", "grpo"):
+    for section in ("classification", "vision", "preference", "grpo", "distill"):
         for key in getattr(run, section).changed_keys:
             name = f"{section}.{key}"
             place = name if name in is_read else section

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from kubetune.config.schema.base import Section, section_of
-from kubetune.config.schema.companions import JupyterConfig, PreprocessConfig, SamplersConfig
+from kubetune.config.schema.compute import JupyterConfig, PreprocessConfig, SamplersConfig
 from kubetune.config.schema.placement import (
     NodeAffinityConfig,
     RdmaConfig,

@@ -13,6 +13,7 @@ from kubetune.config.schema.base import Section, renamed, switched
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.config.schema.data import DataConfig, as_source, data_of_task
+from kubetune.config.schema.distill import DistillConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, asked_by_reward
 from kubetune.config.schema.grpo import GrpoConfig
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
@@ -82,10 +83,11 @@ class RunSections(Section):
         "preference",
         "reward_model",
         "grpo",
+        "distill",
     ] = Field(
         "causal_lm",
         description="What the model learns: to write, to classify, to write about images, to prefer one answer to "
-        "another, to score answers, or to write what is rewarded.",
+        "another, to score answers, to write what is rewarded, or what a teacher would write.",
     )
     model: Annotated[
         ModelConfig, BeforeValidator(as_source, json_schema_input_type=str | ModelConfig)
@@ -119,6 +121,10 @@ class RunSections(Section):
     grpo: GrpoConfig = Field(
         default_factory=GrpoConfig,
         description="How `task: grpo` draws answers, and learns from their rewards.",
+    )
+    distill: DistillConfig = Field(
+        default_factory=DistillConfig,
+        description="The teacher of `task: distill`, and how the model learns from it.",
     )
     rewards: Rewards = Field((), description="What rewards the answers of `task: grpo`.")
     training: Annotated[TrainingConfig, BeforeValidator(_training_of_task)] = Field(

@@ -31,7 +31,7 @@ def may_share_prefixes(
     if task == "preference":
         is_text = preference.loss != "kto"
     else:
-        is_text = task in ("causal_lm", "reward_model")
+        is_text = task in ("causal_lm", "distill", "reward_model")
     if not is_text or preference.images:
         return False
     return data.packing and data.share_prefixes is not False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kubetune.config.schema.companions import PreprocessConfig
+from kubetune.config.schema.compute import PreprocessConfig
 from kubetune.errors import USER
 from kubetune.k8s.manifests.kinds.failure import on_exit_codes
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata

@@ -15,7 +15,7 @@ them by.
 from __future__ import annotations
 
 from kubetune import errors
-from kubetune.config.schema.companions import SamplersConfig
+from kubetune.config.schema.compute import SamplersConfig
 from kubetune.config.vllm import lora_rank
 from kubetune.k8s.manifests.kinds.services import headless_service
 from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata

@@ -1,4 +1,4 @@
-"""Sources of the model of a reward: the best checkpoint of a run, a folder, or the hub.
+"""Sources of the model of a reward, or of a teacher: the best checkpoint of a run, a folder, or the hub.
 
 Its weights have a digest, so that a run that continues knows whether they are still the same.
 """
@@ -15,7 +15,7 @@ from kubetune.base import files
 from kubetune.base.files import require_plain
 from kubetune.config.naming import OF_TRACKERS, RESOLVED
 from kubetune.config.resolved import read_config
-from kubetune.config.schema import Config, ModelConfig, RewardConfig
+from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.prepared import identity
 from kubetune.data.reading.hub import find_files, is_local
 from kubetune.data.text.tokenizer import cache_folder
@@ -23,7 +23,7 @@ from kubetune.models import quantization
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import checkpoints
-from kubetune.scoring.rewards.named_models import require_task
+from kubetune.scoring.rewards.named_models import NamedModel, require_task
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class ModelSource:
     run_dir: Path
     folder: Path  # of the checkpoint, or of the model
     digest: str  # of its weights
+    key: str  # of the run file that names it, for messages
 
     @property
     def name(self) -> str:
@@ -49,40 +50,39 @@ class ModelSource:
         if self.config is None or self.spec.lora is None:
             return load()
         config = self.config.model_copy(update={"model": self.spec.model})
-        check = identity.Check(config, self.run_dir, "rewards", ("model",))
+        check = identity.Check(config, self.run_dir, self.key, ("model",))
         with identity.checked(check):
             return load()
 
 
-def source_of(reward: RewardConfig, *, local_files_only: bool) -> ModelSource:
-    """Return the model that a reward names. Raise ConfigError, ModelError or EnvironmentFault if it cannot be used."""
-    path = reward.reward_model or reward.teacher
-    assert path is not None, "the config has checked that the reward is by a model"
+def source_of(named: NamedModel, *, local_files_only: bool) -> ModelSource:
+    """Return a model that a run file names. Raise ConfigError, ModelError or EnvironmentFault if it cannot be used."""
+    path = named.path
     # A run directory, which has its config.
     place = Path(path).expanduser()
     if (place / RESOLVED).is_file():
-        return _of_run(place, reward)
+        return _of_run(place, named)
 
     # A folder or a name on the hub.
-    model = ModelConfig(path=path, revision=reward.revision, local_files_only=local_files_only)
+    model = ModelConfig(path=path, revision=named.revision, local_files_only=local_files_only)
     spec = ModelSpec(model)
     paths = find_files(model, path, ("config.json",))
     if "config.json" not in paths:
         raise errors.ModelError(
-            f"rewards: {path} has no config.json; expected a run directory, or a model in Hugging Face form"
+            f"{named.key}: {path} has no config.json; expected a run directory, or a model in Hugging Face form"
         )
     folder = paths["config.json"].parent
-    return ModelSource(spec, None, place, folder, _digest_of(path, folder))
+    return ModelSource(spec, None, place, folder, _digest_of(path, folder), named.key)
 
 
-def _of_run(run_dir: Path, reward: RewardConfig) -> ModelSource:
+def _of_run(run_dir: Path, named: NamedModel) -> ModelSource:
     """Return the best checkpoint of a run, with the model that it was trained on."""
     config = read_config(run_dir)
-    require_task(run_dir, config, reward)
+    require_task(run_dir, config, named)
     require_plain(run_dir, but=OF_TRACKERS)
     if config.model.trust_remote_code:
         raise errors.ConfigError(
-            f"rewards: {run_dir}: its model brings Python code, which no reward runs; take another model"
+            f"{named.key}: {run_dir}: its model brings Python code, which is not run here; take another model"
         )
 
     # Checked against its manifest, but for the optimizer's files, which no reward reads.
@@ -94,14 +94,14 @@ def _of_run(run_dir: Path, reward: RewardConfig) -> ModelSource:
         digest=lambda path: identity.content_of(path, cache)[0].sha256,
     )
     if damage:
-        raise errors.EnvironmentFault(f"rewards: {folder} {damage}")
+        raise errors.EnvironmentFault(f"{named.key}: {folder} {damage}")
 
     model = identity.pinned(config.model, run_dir)
     chosen = quantization.as_trained(run_dir, config.quantization, config.lora)
     spec = replace(ModelSpec.of(config), model=model, quantization=chosen)
     # The manifest has the checksums of all files.
     digest = files.sha256_file(folder / checkpoints.MANIFEST)
-    return ModelSource(spec, config, run_dir, folder, digest)
+    return ModelSource(spec, config, run_dir, folder, digest, named.key)
 
 
 def _digest_of(path: str, folder: Path) -> str:

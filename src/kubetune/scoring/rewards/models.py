@@ -30,6 +30,7 @@ from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import heartbeat
 from kubetune.scoring.rewards import named_models
 from kubetune.scoring.rewards.model_sources import ModelSource, source_of
+from kubetune.scoring.rewards.named_models import NamedModel
 from kubetune.scoring.rewards.request import Judgement, Request
 from kubetune.tasks import causal_lm, reward_model
 from kubetune.tasks.grpo.task import log_probabilities
@@ -65,10 +66,14 @@ def load_judge(
     `tokenizer`: of the model that learns. `longest`: most tokens of a prompt with its answer.
     Raise ConfigError or ModelError for a model of another kind or with other tokens.
     """
-    source = source_of(reward, local_files_only=local_files_only)
-    if reward.reward_model is not None:
+    named = NamedModel.of_reward(reward)
+    source = source_of(named, local_files_only=local_files_only)
+    if not named.is_teacher:
         return _reward_model(source, device)
-    return _teacher(source, tokenizer, device, longest)
+    teacher = load_teacher(source, tokenizer, device, longest)
+    logs.MODEL.info("answers are judged by the teacher %s", source.name)
+    # The teacher's own probabilities, at no other temperature than 1.
+    return TeacherJudge(replace(teacher, grpo=GrpoConfig()), source.digest)
 
 
 # Reward models.
@@ -177,15 +182,19 @@ class TeacherJudge:
         return Judgement(means)
 
 
-def _teacher(
+def load_teacher(
     source: ModelSource,
     tokenizer: Tokenizer,
     device: torch.device,
     longest: int,
-) -> TeacherJudge:
+) -> Learner:
+    """Return a frozen language model that says how likely the tokens of another one are.
+
+    Raise ConfigError or ModelError for one that has other tokens, or reads fewer than `longest`.
+    """
     of_teacher = load_tokenizer(source.spec.model)
     if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
-        raise named_models.other_tokens(source.name, of_teacher.name, tokenizer.name)
+        raise named_models.other_tokens(source.key, source.name, of_teacher.name, tokenizer.name)
     if source.config is None:
         model = loading.load_pretrained(AutoModelForCausalLM, source.spec, device).eval()
         learner = causal_lm.TASK.learner_of(model, source.spec)
@@ -194,11 +203,8 @@ def _teacher(
     try:
         loading.check_positions(learner.lm, longest)
     except errors.ConfigError as error:
-        raise errors.ConfigError(f"rewards: the teacher {source.name}: {error}") from None
-    logs.MODEL.info("answers are judged by the teacher %s", source.name)
-    # The teacher's own probabilities, at no other temperature than 1.
-    learner = replace(learner, grpo=GrpoConfig())
-    return TeacherJudge(_frozen(learner), source.digest)
+        raise errors.ConfigError(f"{source.key}: the teacher {source.name}: {error}") from None
+    return _frozen(learner)
 
 
 def _frozen(learner: Learner) -> Learner:

@@ -1,67 +1,88 @@
-"""Judge a model that a reward names by its files, before it is loaded."""
+"""Judge a model that a run file names beside its own, a reward's or a teacher, by its files, before it is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kubetune import errors
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import read_config
-from kubetune.config.schema import Config, ModelConfig, RewardConfig
+from kubetune.config.schema import Config, DistillConfig, ModelConfig, RewardConfig
 from kubetune.data.inspect.estimate import load_here
 from kubetune.data.reading.hub import is_local, require_model
 from kubetune.plan import model_shapes
 from kubetune.rundir import checkpoints
 
 # Tasks whose result says how likely a text is.
-LANGUAGE_TASKS: Final = ("causal_lm", "grpo", "preference")
+LANGUAGE_TASKS: Final = ("causal_lm", "distill", "grpo", "preference")
 _EXPECTED: Final = "expected a classifier with one output, or a run of `task: reward_model`"
 
 
-def require_named_model(
-    reward: RewardConfig, config: Config, environ: Mapping[str, str], key: str
-) -> None:
-    """Raise ConfigError or ModelError for a model of a reward that cannot be used. No weights are read.
+@dataclass(frozen=True)
+class NamedModel:
+    """A model that a run file names beside its own."""
 
-    `config`: of the run that learns from the reward. `key`: where it names the model.
+    key: str  # of the run file, for messages
+    path: str  # a run directory, a folder, or a name on the hub
+    revision: str | None
+    is_teacher: bool  # it says how likely tokens are; else it is a reward model
+
+    @classmethod
+    def of_reward(cls, reward: RewardConfig, key: str = "rewards") -> NamedModel:
+        """Return the model of a reward that is by a model."""
+        path = reward.reward_model or reward.teacher
+        assert path is not None, "the config has checked that the reward is by a model"
+        return cls(key, path, reward.revision, reward.teacher is not None)
+
+    @classmethod
+    def of_distillation(cls, distill: DistillConfig) -> NamedModel:
+        """Return the teacher of `task: distill`."""
+        assert distill.teacher is not None, "the config has checked that there is a teacher"
+        return cls("distill.teacher", distill.teacher, distill.revision, is_teacher=True)
+
+
+def require_named_model(named: NamedModel, config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError or ModelError for a named model that cannot be used. No weights are read.
+
+    `config`: of the run that learns from it.
     """
-    path = reward.reward_model or reward.teacher
-    assert path is not None, "the config has checked that the reward is by a model"
+    path = named.path
     run_dir = Path(path).expanduser()
     # A run directory, which has its config.
     if (run_dir / RESOLVED).is_file():
         of_run = read_config(run_dir)
-        require_task(run_dir, of_run, reward)
+        require_task(run_dir, of_run, named)
         checkpoints.choose(run_dir)
         model = of_run.model
     else:
         local_files_only = config.model.local_files_only
-        model = ModelConfig(path=path, revision=reward.revision, local_files_only=local_files_only)
+        model = ModelConfig(path=path, revision=named.revision, local_files_only=local_files_only)
     try:
         require_model(model, environ)
     except errors.ModelError as error:
-        raise errors.ModelError(f"{key}: {error}") from None
-    if reward.teacher is not None:
-        _require_same_tokens(model, config)
+        raise errors.ModelError(f"{named.key}: {error}") from None
+    if named.is_teacher:
+        _require_same_tokens(named, model, config)
     elif not (run_dir / RESOLVED).is_file():
         _require_classifier(path, environ)
 
 
-def require_task(run_dir: Path, config: Config, reward: RewardConfig) -> None:
-    """Raise ConfigError for a run whose task does not make what the reward needs."""
-    tasks = LANGUAGE_TASKS if reward.teacher is not None else ("reward_model",)
+def require_task(run_dir: Path, config: Config, named: NamedModel) -> None:
+    """Raise ConfigError for a run whose task makes no such model."""
+    tasks = LANGUAGE_TASKS if named.is_teacher else ("reward_model",)
     if config.task_name not in tasks:
         raise errors.ConfigError(
-            f"rewards: {run_dir} is a run of `task: {config.task_name}`; expected one of {', '.join(tasks)}"
+            f"{named.key}: {run_dir} is a run of `task: {config.task_name}`; expected one of {', '.join(tasks)}"
         )
 
 
-def other_tokens(teacher: str, of_teacher: str, tokenizer: str) -> errors.ModelError:
+def other_tokens(key: str, teacher: str, of_teacher: str, tokenizer: str) -> errors.ModelError:
     """Return the error for a teacher whose tokens are not those of the model that learns."""
     return errors.ModelError(
-        f"rewards: the teacher {teacher} has other tokens than the model that learns ({of_teacher}, not "
+        f"{key}: the teacher {teacher} has other tokens than the model that learns ({of_teacher}, not "
         f"{tokenizer}), so it can say nothing of them; expected a teacher with the same tokenizer"
     )
 
@@ -80,14 +101,14 @@ def lacking_weights(path: str, names: str) -> errors.ModelError:
     )
 
 
-def _require_same_tokens(teacher: ModelConfig, config: Config) -> None:
+def _require_same_tokens(named: NamedModel, teacher: ModelConfig, config: Config) -> None:
     # What the hub has is compared when the model is loaded.
     if not is_local(teacher.path) or not is_local(config.model.path):
         return
     of_teacher = load_here(teacher, config.data)
     tokenizer = load_here(config.model, config.data)
     if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
-        raise other_tokens(teacher.path, of_teacher.name, tokenizer.name)
+        raise other_tokens(named.key, named.path, of_teacher.name, tokenizer.name)
 
 
 def _require_classifier(path: str, environ: Mapping[str, str]) -> None:

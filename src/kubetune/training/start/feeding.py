@@ -80,7 +80,11 @@ def make_feed(
 
     line = f"prefixes that rows share ({share:.0%} of the tokens) are computed"
     # All ranks share, or none does: if one cannot, its reason is everybody's.
-    of_ranks = process_group.gather(prefix_sharing.why_not(learner), world)
+    why_not = prefix_sharing.why_not(learner)
+    if learner.teacher is not None:
+        # It reads the same batches.
+        why_not = why_not or prefix_sharing.why_not(learner.teacher)
+    of_ranks = process_group.gather(why_not, world)
     reasons = [reason for reason in of_ranks if reason]
     if reasons:
         logs.DATA.info(

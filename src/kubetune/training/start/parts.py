@@ -16,7 +16,7 @@ from kubetune.training.saving.checkpoint_copies import writes_in_background
 from kubetune.training.saving.checkpoint_writers import writer_of
 from kubetune.training.saving.checkpointer import Checkpointer
 from kubetune.training.start.feeding import make_batches
-from kubetune.training.start.model_parts import build_model, with_optimizer
+from kubetune.training.start.model_parts import build_model, with_optimizer, with_teacher
 from kubetune.training.start.rank_start import RankStart
 from kubetune.training.start.start_log import log_model, log_padding
 
@@ -35,6 +35,8 @@ def build(start: RankStart) -> Run:
     judge = open_judge(config.evaluation, data.spec.splits.get("eval", ()), data, world)
 
     learner = build_model(start)
+    if config.task == "distill":
+        learner = with_teacher(start, learner)
     dtype = choose_dtype(start.model.model.dtype, world.device)
     feed, plan = make_batches(start, learner, judge)
     start = replace(start, plan=plan)

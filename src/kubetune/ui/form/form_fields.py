@@ -47,6 +47,7 @@ TASKS = {
     "causal_lm": "Chat and text",
     "preference": "Better and worse answers (DPO)",
     "reward_model": "Scores for answers (reward model)",
+    "distill": "What a larger model would say (distillation)",
     "grpo": "Learning by reward (GRPO)",
     "sequence_classification": "Classes for texts",
     "vision_language": "Images and text",

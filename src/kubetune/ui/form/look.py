@@ -30,7 +30,7 @@ _MOST_COLUMNS = 8
 _MOST_CHARACTERS = 200
 
 # Other tasks that can use the same data, by the task that is proposed for them.
-_ALSO_FOR = {"preference": ("reward_model",), "causal_lm": ("grpo",)}
+_ALSO_FOR = {"preference": ("reward_model",), "causal_lm": ("distill", "grpo")}
 
 
 async def look(request: Request) -> Response:

@@ -1,0 +1,85 @@
+"""Distillation: a language model learns the probabilities that a teacher gives each token of an answer.
+
+The divergence from the teacher is in kernels/divergence. Its sum is divided by the tokens of the whole global batch, so
+that loss and gradient do not depend on how a step is split. An evaluation is that of a language model on given answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from kubetune.config.metric_names import DISTILL_MEASURES
+from kubetune.kernels.cross_entropy import Head
+from kubetune.kernels.divergence import LocalTeacher, linear_divergence
+from kubetune.models import fsdp
+from kubetune.models.attention_hooks import packed
+from kubetune.tasks.causal_lm import CausalLM, head_of
+
+if TYPE_CHECKING:
+    from kubetune.batching.batch import Batch
+    from kubetune.config.schema import DistillConfig, TrainingConfig
+    from kubetune.distributed.process_group import World
+    from kubetune.models.acceleration import Workload
+    from kubetune.models.learner import Learner
+    from kubetune.models.model_spec import ModelSpec
+
+
+class Distill(CausalLM):
+    """Train a language model on the probabilities of a teacher."""
+
+    step_metrics = DISTILL_MEASURES
+
+    def build(
+        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+    ) -> Learner:
+        """Return a language model ready to train, with the settings of its distillation. Its teacher comes later."""
+        learner = super().build(spec, training, world, workload)
+        return replace(learner, distill=spec.distill)
+
+    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+        """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
+        teacher = teacher_of(learner, batch)
+        with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
+            value, sums = fsdp.inside(learner.lm, _summed_loss, learner, batch, teacher, scale)
+            # Inside of `packed`: recomputed activations attend once more.
+            learner.routing.backward(value, scale)
+        return torch.cat([value.detach()[None], sums * scale])
+
+
+TASK: Final = Distill()
+
+
+def settings_of(learner: Learner) -> DistillConfig:
+    """Return the settings that a learner is built for."""
+    assert learner.distill is not None, "what is distilled has its settings"
+    return learner.distill
+
+
+@torch.no_grad()
+def teacher_of(learner: Learner, batch: Batch) -> LocalTeacher:
+    """Return what the teacher knows of the labels of a micro-batch."""
+    teacher = learner.teacher
+    assert teacher is not None, "what is distilled has a teacher"
+    with packed(batch.cu_seqlens, parents=batch.parents):
+        hidden = _of_labels(teacher.hidden(teacher, batch), batch)
+    head: Head = head_of(teacher)
+    return LocalTeacher(hidden, head, settings_of(learner).temperature)
+
+
+def _of_labels(hidden: Tensor, batch: Batch) -> Tensor:
+    """Return the hidden state before each label, row after row; what rows share comes once for each of them."""
+    before = hidden[batch.rows]
+    return before if batch.tree is None else before[batch.tree.places[batch.tree.entries]]
+
+
+def _summed_loss(
+    learner: Learner, batch: Batch, teacher: LocalTeacher, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return `scale` × the summed loss of the labels of a micro-batch, and the sums of their measures."""
+    hidden = _of_labels(learner.hidden(learner, batch), batch)
+    labels = batch.labels if batch.tree is None else batch.labels[batch.tree.entries]
+    return linear_divergence(hidden, labels, head_of(learner), teacher, settings_of(learner), scale)

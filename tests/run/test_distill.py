@@ -1,0 +1,224 @@
+"""`task: distill`: loss and gradient those of plain torch at any split, on any ranks; runs from plan to export."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+
+from kubetune import cli
+from kubetune.batching.batch import collate
+from kubetune.batching.feed import empty_batch
+from kubetune.batching.shared_beginnings import collate_shared
+from kubetune.config.metric_names import DISTILL_MEASURES
+from kubetune.config.schema import Config, DistillConfig
+from kubetune.distributed.process_group import World, sum_numbers
+from kubetune.models import fsdp
+from kubetune.models.acceleration import Workload
+from kubetune.models.model_spec import ModelSpec
+from kubetune.rundir import metrics
+from kubetune.tasks import causal_lm, distill
+from tests import toy
+from tests.architectures import save_model
+from tests.ranks import run_ranks
+
+slow = pytest.mark.slow
+Difference = tuple[str, float, float]
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"beta": 1.0},
+    {"beta": 0.5, "temperature": 0.7, "sft_weight": 0.3},
+    {"beta": 0.0, "support": "teacher_k", "top_k": 20},
+    {"beta": 1.0, "support": "student_k", "top_k": 20, "rest": "renormalise"},
+)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a toy model, its data, and a wider teacher."""
+    folder = toy.make_inputs(tmp_path_factory.mktemp("toy"))
+    save_model(folder / "teacher", hidden_size=96, intermediate_size=128)
+    return folder
+
+
+def config_of(inputs: Path, training: dict[str, Any] | None = None, **sections: Any) -> Config:
+    settings = {"teacher": str(inputs / "teacher"), **sections.pop("distill", {})}
+    settings = {"task": "distill", "distill": settings, **sections}
+    return toy.make_config(inputs, {"max_steps": 6, **(training or {})}, **settings)
+
+
+def rows_of() -> list[tuple[Any, Any]]:
+    """Return nine rows, of which three begin alike."""
+    draw = np.random.default_rng(0)
+    start = draw.integers(3, 300, 40)
+    rows = []
+    for number in range(9):
+        ids = draw.integers(3, 300, 10 + 7 * number)
+        if number % 3 == 0:
+            ids = np.concatenate([start, ids])
+        trained = np.arange(len(ids)) >= len(ids) // 2
+        # What rows share is trained too, for each of them.
+        trained[20:30] = True
+        rows.append((ids.astype(np.uint32), trained))
+    return rows
+
+
+def plain_loss(model: Any, teacher: Any, settings: DistillConfig) -> torch.Tensor:
+    """Return the mean over all labels of the divergence of the whole vocabulary, one row at a time."""
+    total = torch.zeros(())
+    labels = 0
+    for ids, trained in rows_of():
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        places = torch.from_numpy(np.flatnonzero(trained)) - 1
+        places = places[places >= 0]
+        labels += len(places)
+        ours = model(tokens[None]).logits[0][places]
+        with torch.no_grad():
+            theirs = teacher(tokens[None]).logits[0][places]
+        s = (ours.double() / settings.temperature).log_softmax(-1)
+        t = (theirs.double() / settings.temperature).log_softmax(-1)
+        if settings.support == "teacher_k":
+            kept = t.topk(settings.top_k).indices
+        else:
+            kept = s.topk(settings.top_k).indices
+        if settings.support != "all":
+            s, t = s.gather(1, kept), t.gather(1, kept)
+            if settings.rest == "renormalise":
+                s, t = s.log_softmax(1), t.log_softmax(1)
+            else:
+                s = torch.cat([s, (1 - s.exp().sum(1, True)).log()], 1)
+                t = torch.cat([t, (1 - t.exp().sum(1, True)).log()], 1)
+        m = (settings.beta * t.exp() + (1 - settings.beta) * s.exp()).log()
+        beta = settings.beta
+        if beta in (0, 1):
+            p, q = (t, s) if beta == 0 else (s, t)
+            total = total + (p.exp() * (p - q)).sum()
+        else:
+            total = total + beta * (t.exp() * (t - m)).sum()
+            total = total + (1 - beta) * (s.exp() * (s - m)).sum()
+        cross = F.cross_entropy(ours, tokens[places + 1], reduction="sum")
+        total = total + settings.sft_weight * cross
+    return total / labels
+
+
+def differences(world: World, config: Config) -> list[Difference]:
+    """Return by how much loss and gradient differ from plain torch at most, for each setting and split."""
+    spec = ModelSpec.of(config)
+    learner = distill.TASK.build(spec, config.training, world, Workload(0))
+    assert fsdp.is_sharded(learner.model) == (
+        config.training.parallelism == "fsdp" and world.size > 1
+    )
+    teacher_path = config.distill.teacher
+    teacher = AutoModelForCausalLM.from_pretrained(teacher_path, attn_implementation="eager").eval()
+    of_teacher = AutoModelForCausalLM.from_pretrained(teacher_path).eval().requires_grad_(False)
+    learner = replace(learner, teacher=causal_lm.TASK.learner_of(of_teacher, spec))
+    model = AutoModelForCausalLM.from_pretrained(spec.model.path, attn_implementation="eager")
+    rows = rows_of()
+    labels = sum(int(trained[1:].sum()) for _, trained in rows)
+    results = []
+    for settings in SETTINGS:
+        of_run = DistillConfig.model_validate(settings)
+        model.train().zero_grad()
+        expected = plain_loss(model, teacher, of_run)
+        expected.backward()
+        of_settings = replace(learner, distill=of_run)
+        mine = rows[world.rank :: world.size]
+        for size, shares in ((9, False), (9, True), (2, True), (1, False)):
+            learner.model.zero_grad()
+            number = -(-len(rows[:: world.size]) // size)
+            loss = 0.0
+            for place in range(number):
+                part = mine[place * size : (place + 1) * size]
+                batch = empty_batch(1, None)
+                if part:
+                    batch = collate_shared(part) if shares else collate(part)
+                loss += float(distill.TASK.backward(of_settings, batch, 1 / labels)[0])
+            (loss,) = sum_numbers([loss], world)
+            of_gradient = _of_gradient(learner.lm, model, world)
+            results.append(
+                (f"{settings} {size} {shares}", abs(loss - expected.item()), of_gradient)
+            )
+    return results
+
+
+def _of_gradient(ours: Any, model: Any, world: World) -> float:
+    worst = 0.0
+    parameters = dict(ours.named_parameters())
+    for name, theirs in model.named_parameters():
+        gradient = parameters[name].grad
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+        elif world.size > 1:
+            gradient = gradient.clone()
+            torch.distributed.all_reduce(gradient)
+        worst = max(worst, float((gradient - theirs.grad).abs().max() / theirs.grad.abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallelism"),
+    [
+        (1, "ddp"),
+        (2, "fsdp"),
+        pytest.param(3, "ddp", marks=slow),
+        pytest.param(3, "fsdp", marks=slow),
+    ],
+)
+def test_loss_and_gradient_are_those_of_plain_torch_at_any_split(
+    inputs: Path, ranks: int, parallelism: str
+) -> None:
+    config = config_of(inputs, {"parallelism": parallelism}, lora=None)
+    for results in run_ranks(differences, ranks, config):
+        for name, of_loss, of_gradient in results:
+            assert of_loss <= 2e-6, name
+            assert of_gradient <= 2e-4, name
+
+
+def test_ranks_train_as_one_and_the_result_is_exported(inputs: Path, tmp_path: Path) -> None:
+    config = config_of(inputs, {"max_steps": 12})
+    one = toy.finished(tmp_path / "one", config)
+    two = toy.finished(tmp_path / "two", config, 2)
+    toy.require_like(one, two)
+    steps = [line for line in metrics.read_metrics(one) if "loss" in line]
+    assert steps[-1]["divergence"] < 0.8 * steps[0]["divergence"]
+    for name in DISTILL_MEASURES:
+        is_measured = name not in ("teacher_mass", "student_mass", "overlap")
+        assert (steps[0].get(name) is not None) == is_measured, name
+    assert cli.main(["report", str(one)]) == 0
+    assert cli.main(["export", str(one), "-o", str(tmp_path / "exported")]) == 0
+    assert cli.main(["evaluate", str(one)]) == 0
+
+
+def test_a_kill_changes_no_bit(inputs: Path, tmp_path: Path) -> None:
+    config = config_of(inputs, distill={"support": "teacher_k", "top_k": 8})
+    whole = toy.finished(tmp_path / "whole", config)
+    run_dir = toy.make_run(tmp_path / "killed", config)
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:5"}) == [-9]
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == toy.digests(whole)
+
+
+def test_a_run_is_a_teacher(inputs: Path, tmp_path: Path) -> None:
+    teacher = toy.finished(tmp_path / "teacher", toy.make_config(inputs, {"max_steps": 3}))
+    config = config_of(inputs, {"max_steps": 3}, distill={"teacher": str(teacher), "beta": 0.5})
+    run_dir = toy.finished(tmp_path / "run", config)
+    line = next(line for line in metrics.read_metrics(run_dir) if "loss" in line)
+    assert 0 < line["divergence"] < 1
+
+
+def test_another_vocabulary_is_refused_with_both_names(inputs: Path, tmp_path: Path) -> None:
+    save_model(tmp_path / "wide", vocab_size=384)
+    config = config_of(inputs, distill={"teacher": str(tmp_path / "wide")})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    (code,) = toy.train(run_dir)
+    status = json.loads((run_dir / "logs/rank-0.exit.json").read_text())
+    assert code != 0
+    assert str(tmp_path / "wide") in status["reason"]
+    assert str(inputs / "model") in status["reason"]

@@ -1,0 +1,145 @@
+"""The divergence from a teacher: against a formula of ten lines in plain torch, in chunks, for any support."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kubetune.config.schema.distill import DistillConfig
+from kubetune.kernels import cross_entropy
+from kubetune.kernels.cross_entropy import Head, LogitRule
+from kubetune.kernels.divergence import LocalTeacher, divergence, linear_divergence
+from kubetune.kernels.pointwise import Kernels
+
+LABELS, HIDDEN, WIDE, VOCABULARY, SCALE = 37, 16, 24, 53, 0.25
+RULES = [LogitRule(), LogitRule(multiplier=2.0, cap=4.0)]
+SUPPORTS: list[dict[str, Any]] = [
+    {},
+    {"support": "teacher_k", "top_k": 5},
+    {"support": "teacher_k", "top_k": 5, "rest": "renormalise"},
+    {"support": "student_k", "top_k": 5},
+    {"support": "student_k", "top_k": 5, "rest": "renormalise"},
+]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 5)
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def compared(student: Tensor, teacher: Tensor, settings: DistillConfig) -> tuple[Tensor, Tensor]:
+    """Return probabilities of the events of both models, by plain softmax in fp64."""
+    s = (student.double() / settings.temperature).softmax(-1)
+    t = (teacher.double() / settings.temperature).softmax(-1)
+    if settings.support == "all":
+        return s, t
+    chooser = t if settings.support == "teacher_k" else s
+    ids = chooser.detach().topk(settings.top_k).indices
+    s, t = s.gather(1, ids), t.gather(1, ids)
+    if settings.rest == "renormalise":
+        return s / s.sum(1, keepdim=True), t / t.sum(1, keepdim=True)
+    return torch.cat([s, 1 - s.sum(1, True)], 1), torch.cat([t, 1 - t.sum(1, True)], 1)
+
+
+def plain(student: Tensor, teacher: Tensor, labels: Tensor, settings: DistillConfig) -> Tensor:
+    s, t = compared(student, teacher, settings)
+    beta = settings.beta
+    if beta == 0:
+        value = (t * (t / s).log()).sum()
+    elif beta == 1:
+        value = (s * (s / t).log()).sum()
+    else:
+        m = beta * t + (1 - beta) * s
+        value = beta * (t * (t / m).log()).sum() + (1 - beta) * (s * (s / m).log()).sum()
+    return value + settings.sft_weight * F.cross_entropy(student.double(), labels, reduction="sum")
+
+
+def case(rule: LogitRule) -> tuple[Tensor, Tensor, Tensor, Tensor, LocalTeacher]:
+    hidden = numbers(LABELS, HIDDEN, seed=0).requires_grad_()
+    weight = numbers(VOCABULARY, HIDDEN, seed=1).requires_grad_()
+    labels = torch.randint(VOCABULARY, (LABELS,), generator=torch.Generator().manual_seed(2))
+    of_teacher = Head(numbers(VOCABULARY, WIDE, seed=3) * 0.3, None, rule, Kernels())
+    return hidden, weight, labels, of_teacher.weight, LocalTeacher(
+        numbers(LABELS, WIDE, seed=4), of_teacher, 1.0
+    )  # fmt: skip
+
+
+def test_worked_example() -> None:
+    student = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    teacher = torch.tensor([[0.7, 0.2, 0.1]]).log()
+    loss, gradient = divergence(student, teacher, 0.0)
+    assert loss.item() == pytest.approx(0.0851, abs=1e-4)
+    assert gradient.tolist()[0] == pytest.approx([-0.2, 0.1, 0.1], abs=1e-6)
+    loss, gradient = divergence(student, teacher, 1.0)
+    assert loss.item() == pytest.approx(0.0920, abs=1e-4)
+    assert gradient.tolist()[0] == pytest.approx([-0.2142, 0.0940, 0.1202], abs=1e-4)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["plain", "capped"])
+@pytest.mark.parametrize(
+    "support", SUPPORTS, ids=lambda support: "-".join(map(str, support.values()))
+)
+def test_equal_to_plain_torch(rule: LogitRule, support: dict[str, Any]) -> None:
+    for beta, temperature, sft_weight in product((0, 0.1, 0.5, 1), (0.7, 1, 2), (0, 0.3)):
+        settings = DistillConfig(
+            beta=beta, temperature=temperature, sft_weight=sft_weight, **support
+        )
+        hidden, weight, labels, of_teacher, teacher = case(rule)
+        logits = rule.apply(F.linear(hidden, weight))
+        theirs = rule.apply(F.linear(teacher.hidden, of_teacher))
+        expected = plain(logits, theirs, labels, settings) * SCALE
+        expected.backward()
+        wanted = hidden.grad, weight.grad
+
+        hidden, weight, labels, _, teacher = case(rule)
+        teacher = LocalTeacher(teacher.hidden, teacher.head, temperature)
+        head = Head(weight, None, rule, Kernels())
+        value, sums = linear_divergence(hidden, labels, head, teacher, settings, SCALE)
+        value.backward()
+        torch.testing.assert_close(value.double(), expected.detach(), rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(hidden.grad, wanted[0], rtol=1e-5, atol=3e-6)
+        torch.testing.assert_close(weight.grad, wanted[1], rtol=1e-5, atol=3e-6)
+        of_labels = F.cross_entropy(logits, labels, reduction="sum")
+        total = sums[0] + sft_weight * sums[5]
+        torch.testing.assert_close(total.double() * SCALE, expected.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(sums[5], of_labels.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("support", ["teacher_k", "student_k"])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_a_tail_of_one_token_is_the_whole(support: Any, beta: float) -> None:
+    values = []
+    gradients = []
+    settings = DistillConfig(beta=beta)
+    with_tail = DistillConfig(beta=beta, support=support, top_k=VOCABULARY - 1)
+    for of_case in (settings, with_tail, with_tail.model_copy(update={"top_k": VOCABULARY})):
+        hidden, weight, labels, _, teacher = case(LogitRule())
+        head = Head(weight, None, LogitRule(), Kernels())
+        value, _ = linear_divergence(hidden, labels, head, teacher, of_case)
+        value.backward()
+        values.append(value.detach())
+        gradients.append(hidden.grad)
+    for value, gradient in zip(values[1:], gradients[1:], strict=True):
+        torch.testing.assert_close(value, values[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_without_probability() -> None:
+    """A token that a model's rule has made impossible adds nothing where the other gives it none."""
+    student = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    teacher = torch.tensor([[0.7, 0.3, 0.0]]).log()
+    for beta in (0.0, 0.5, 1.0):
+        loss, gradient = divergence(student, teacher, beta)
+        assert torch.isfinite(loss).all()
+        assert torch.isfinite(gradient).all()
+    loss, _ = divergence(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log(), 1.0)
+    assert loss.isinf().all()  # what the teacher rules out is infinitely far
