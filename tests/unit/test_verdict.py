@@ -26,6 +26,7 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import dotted_values, resolved
 from kubetune.data.findings.checked import prepare_run
 from kubetune.errors import KubetuneError
+from kubetune.library import verdict
 from kubetune.library.plans import plan_here
 from kubetune.ui.form import new_run
 from kubetune.ui.site import Site
@@ -319,6 +320,7 @@ CASES = {
         r"expected score\(prompt, answer, reference, record\) -> float", OWN, by_code=True,
         make=code("def score(completions, **columns): ..."),
     ),
+    "no token to push with": Case("push: there is no token for the hub", {"push": "org/bot"}),
     "no such command": Case("there is no command 'no-such-program'", {"hooks.on_event": "no-such-program"}, by_code=True),
     # Places.
     "a report that is a folder": Case("logging.report_json: .* is a folder", {"logging.report_json": "model"},
@@ -512,3 +514,17 @@ def test_the_command_line_says_the_same(case: Case, tmp_path: Path) -> None:
         assert done.returncode == errors.USER, text
         assert re.search(case.says, text), text
         assert not GOES_ON.search(text), text
+
+
+def test_pods_that_push_need_a_token(tmp_path: Path) -> None:
+    settings: Settings = {
+        "model": "org/m",
+        "data": {"train": "org/d"},
+        "push": "org/bot",
+        "compute": {"gpus_per_node": 1, "memory": "8Gi"},
+        "kubernetes": {"image": "registry.example/kubetune:1.0"},
+    }
+    problems = verdict.problems_of(load_config(settings), {}, here=False)
+    assert any("the pods have no token for the hub" in str(problem) for problem in problems)
+    settings["kubernetes"] = {**settings["kubernetes"], "secrets": {"HF_TOKEN": "hf-token"}}
+    assert verdict.problems_of(load_config(settings), {}, here=False) == []

@@ -16,10 +16,11 @@ from pathlib import Path
 from kubetune.base.files import user_cache
 from kubetune.config.code_files import require_functions, require_imports, signature_of
 from kubetune.config.schema import Config, LoraConfig, RewardConfig, TrainingConfig
+from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig
 from kubetune.config.schema.model import ModelConfig
-from kubetune.config.schema.tracking import TrackingConfig
-from kubetune.data.reading.hub import require_base_folder, require_model
+from kubetune.config.schema.tracking import PushConfig, TrackingConfig
+from kubetune.data.reading.hub import HUB_TOKENS, hub_token, require_base_folder, require_model
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.extras import require
 from kubetune.library.built_targets import require_targets_elsewhere
@@ -44,6 +45,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(_require_cache, config.data.cache, environ),
             partial(_require_checkpoint, config),
             partial(_require_named_models, config, environ),
+            partial(_require_token, config.push),
         ]
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.
@@ -56,6 +58,8 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         partial(_require_experts, config.training, config.model.path, environ),
         partial(_require_training, config, environ),
     ]
+    if not here and config.kubernetes is not None:
+        checks.append(partial(_require_token_in_pods, config.push, config.kubernetes))
     problems = []
     for check in checks:
         try:
@@ -195,6 +199,30 @@ def _require_named_models(config: Config, environ: Mapping[str, str]) -> None:
         named.append(NamedModel.of_distillation(config.distill))
     for model in named:
         require_named_model(model, config, environ)
+
+
+def _require_token(push: PushConfig | None) -> None:
+    """Raise ConfigError for an upload at the end of a run that has no token for the hub."""
+    if push is None or hub_token() is not None:
+        return
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise ConfigError(
+            f"push: there is no token for the hub, so {push.repo} would get nothing; set HF_TOKEN to one that may write, "
+            "or run `hf auth login`"
+        )
+
+
+def _require_token_in_pods(push: PushConfig | None, kubernetes: KubernetesConfig) -> None:
+    """Raise ConfigError for an upload by pods that get no token for the hub."""
+    # Patches may bring one.
+    if push is None or kubernetes.patches or kubernetes.secrets.keys() & set(HUB_TOKENS):
+        return
+    raise ConfigError(
+        f"push: the pods have no token for the hub, so {push.repo} would get nothing; add `HF_TOKEN: hf-token` to "
+        "kubernetes.secrets, and make that Secret with `kubetune secret set HF_TOKEN`"
+    )
 
 
 def _require_output(output: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 from kubetune import errors
@@ -22,8 +21,6 @@ from kubetune.supervisor import supervise
 from kubetune.supervisor.observers import hooks
 from kubetune.supervisor.place import find_place, hold
 from kubetune.supervisor.run_folder import check_run_dir, create_run_dir, dated
-
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
 def launch_run(
@@ -49,12 +46,6 @@ def launch_run(
     trackers.check_installed(config.tracking)
     hooks.check(config.hooks)
     place = find_place(plan.nodes, plan.processes_per_node, os.environ)
-    has_token = any(os.environ.get(name) for name in _TOKENS)
-    if config.push is not None and not has_token:
-        print(
-            "kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set",
-            file=sys.stderr,
-        )
 
     # On a new machine, the run directory may exist in the mirror alone.
     if config.mirror is not None:

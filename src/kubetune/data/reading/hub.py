@@ -31,6 +31,8 @@ from kubetune.plan import model_shapes
 # Silence after which the hub counts as lost, however often it is asked. Its commits of large models take a while.
 PATIENCE_SECONDS = 120.0
 
+# Variables that may hold an access token, in the order in which they count.
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 _NOT_HERE = (
     "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once "
     "(`hf download {repo}{flags}`; a gated one wants its licence accepted and a token in HF_TOKEN) or give a folder "
@@ -46,7 +48,7 @@ def _not_here(kind: str, repo: str, why: str = "") -> str:
 
 def hub_token() -> str | None:
     """Return the access token in the environment, under any of its names; None leaves it to `hf auth login`."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+    for name in HUB_TOKENS:
         token = os.environ.get(name)
         if token:
             return token
