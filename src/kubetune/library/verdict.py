@@ -44,7 +44,6 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(_require_output, config.output or "outputs"),
             partial(_require_cache, config.data.cache, environ),
             partial(_require_checkpoint, config),
-            partial(_require_named_models, config, environ),
             partial(_require_token, config.push),
         ]
     elif Path(config.model.path).expanduser().is_dir():
@@ -54,6 +53,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         partial(require_kind, config.task, config.model.path, environ),
         partial(_require_metrics, config.evaluation),
         partial(_require_rewards, config.rewards),
+        partial(_require_named_models, config, environ, here=here),
         partial(_require_report_place, config.logging.report_json),
         partial(_require_experts, config.training, config.model.path, environ),
         partial(_require_training, config, environ),
@@ -184,8 +184,11 @@ def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
             raise ConfigError(f"rewards: {error}") from None
 
 
-def _require_named_models(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError or ModelError for models of rewards, or a teacher, that are not here or of another kind."""
+def _require_named_models(config: Config, environ: Mapping[str, str], *, here: bool) -> None:
+    """Raise ConfigError or ModelError for models of rewards, or a teacher, that are not here or of another kind.
+
+    A run elsewhere may find them there; only those that are here are judged.
+    """
     if config.task != "distill" and not any(reward.is_model for reward in config.rewards):
         return
     from kubetune.scoring.rewards.named_models import NamedModel, require_named_model
@@ -198,7 +201,8 @@ def _require_named_models(config: Config, environ: Mapping[str, str]) -> None:
     if config.task == "distill":
         named.append(NamedModel.of_distillation(config.distill))
     for model in named:
-        require_named_model(model, config, environ)
+        if here or Path(model.path).expanduser().is_dir():
+            require_named_model(model, config, environ)
 
 
 def _require_token(push: PushConfig | None) -> None:

@@ -103,7 +103,7 @@ def lacking_weights(path: str, names: str) -> errors.ModelError:
 
 def _require_same_tokens(named: NamedModel, teacher: ModelConfig, config: Config) -> None:
     # What the hub has is compared when the model is loaded.
-    if not is_local(teacher.path) or not is_local(config.model.path):
+    if not is_local(teacher.path) or not Path(config.model.path).expanduser().is_dir():
         return
     of_teacher = load_here(teacher, config.data)
     tokenizer = load_here(config.model, config.data)
