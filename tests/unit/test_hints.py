@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (
             "plan task=sequence_classification --model MODEL --data labelled.csv --columns text=review",
-            "has the keys `verdict`, `review`; if `verdict` is the label, write `--columns text=review label=verdict`",
+            "has the keys `verdict`, `review`; if `verdict` is the label, say so: `--columns text=review label=verdict`",
         ),
         ("delete ./adapter", "rm -r ./adapter removes it"),
         (

@@ -46,9 +46,13 @@ def _other_label(value: Fields) -> str:
             isinstance(item, str) and 0 < len(item) <= _LONGEST_CLASS
         )
         if is_class and key not in _TEXTS:
-            columns = [f"{name}={column}" for name, column in value.columns.items()]
-            pairs = " ".join([*columns, f"label={key}"])
-            return f"; if `{key}` is the label, write `--columns {pairs}`"
+            columns = {**value.columns, "label": key}
+            typed = " ".join(f"{name}={column}" for name, column in columns.items())
+            written = ", ".join(f"{name}: {column}" for name, column in columns.items())
+            return (
+                f"; if `{key}` is the label, say so: `--columns {typed}`, or `columns: {{{written}}}` below the path in a "
+                "run file"
+            )
     return ""
 
 
