@@ -44,6 +44,7 @@ class Phase:
     nth: int = 1
     ranks: tuple[int, ...] = (0, 1)
     sliced: bool = False
+    borrows: bool = False
     resumed: bool = False
     noted: str = ""
 
@@ -56,6 +57,7 @@ PHASES = {
     "first step": Phase("step", noted="step"),
     "accumulation": Phase("micro-batch", 8),
     "all-reduce": Phase("all-reduce", 6),
+    "borrowing a layer": Phase("gather", 40, borrows=True),
     "evaluation": Phase("evaluation", noted="evaluation"),
     "save": Phase("save", noted="save"),
     "save of slices": Phase("commit.part", sliced=True, noted="save"),
@@ -64,7 +66,7 @@ PHASES = {
     "resuming": Phase("resuming", resumed=True, noted="resuming"),
     "report": Phase("report", noted="report"),
 }
-QUICK = {("all-reduce", 1)}
+QUICK = {("all-reduce", 1), ("borrowing a layer", 0)}
 TABLE = [
     pytest.param(
         name,
@@ -113,7 +115,8 @@ def timeout(name: str) -> float:
 @pytest.fixture
 def broken(toy_inputs: Path, tmp_path: Path, name: str, rank: int, timeout: float) -> Broken:
     phase = PHASES[name]
-    training = {"timeout_seconds": timeout, "parallelism": "fsdp" if phase.sliced else "ddp"}
+    parallelism = "fsdp" if phase.sliced else "shard_base" if phase.borrows else "ddp"
+    training = {"timeout_seconds": timeout, "parallelism": parallelism}
     config = toy.make_config(toy_inputs, training, lora=None if phase.sliced else {"r": 4})
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     if phase.resumed:

@@ -648,19 +648,14 @@ def test_what_is_taken_out_again_is_named_by_the_key_it_came_from(tmp_path: Path
         "adapter: qlora", "adapter: lora"
     )
     text = text.replace("load_in_4bit: true", "load_in_4bit: false")
-    result, config = imported(
-        tmp_path, f"{text}lora_modules_to_save: [lm_head]\nfsdp: [full_shard]\nfp8: true\n"
-    )
+    result, config = imported(tmp_path, f"{text}fsdp: [full_shard]\nfp8: true\n")
     assert (config.training.eval_steps, config.training.parallelism, config.training.fp8) == (
         "epoch",
-        "ddp",
+        "fsdp",
         False,
     )
     dropped = notes(result, "dropped")
     assert "nothing is evaluated" in dropped["evals_per_epoch"]
-    assert (
-        dropped["fsdp"] == "a model with lora.modules_to_save is not sharded; each GPU holds a copy"
-    )
     assert "fp8" in dropped
     assert not {"evals_per_epoch", "eval_steps"} & notes(result, "approximated").keys()
 

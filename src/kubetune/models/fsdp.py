@@ -39,7 +39,7 @@ from kubetune.config.schema import TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.distributed.process_group import World
-from kubetune.models import loading, patches, weight_files
+from kubetune.models import base_shards, loading, patches, weight_files
 from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.model_shapes import TOWERS
 
@@ -47,8 +47,6 @@ Result = TypeVar("Result")
 
 # Name of a decoder's head that classifies. An adapter trains a copy of it, which no slices are borrowed for.
 SCORE = "score"
-# Names of what stays whole on every rank, as adapters do: a rank that has no image in its share never runs a tower.
-ADAPTED = rf"{SCORE}\..*|(.*\.)?({'|'.join(TOWERS)})\..*"
 # Matches no name.
 NOTHING = "$^"
 # transformers' method that gives a module its first values.
@@ -57,11 +55,13 @@ INIT_WEIGHTS = "_init_weights"
 
 def is_wanted(parallelism: str, world: World) -> bool:
     """True if the model is to be sharded: a single rank has nobody to share with."""
-    return parallelism == "fsdp" and world.size > 1
+    return parallelism != "ddp" and world.size > 1
 
 
 def is_sharded(model: nn.Module) -> bool:
     """True if a model, or the one inside a PEFT model, is cut over the ranks."""
+    if base_shards.of(model) is not None:
+        return True
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -81,36 +81,36 @@ def load(
     `labels`: settings of a classifier.
     """
     require_finite = partial(_require_finite_everywhere, world)
-    if not is_wanted(training.parallelism, world):
-        return loading.load_pretrained(
+    is_cut = is_wanted(training.parallelism, world)
+    if spec.lora is not None or not is_cut:
+        model: Any = loading.load_pretrained(
             auto_class,
             spec,
             world.device,
             require_finite=require_finite,
             **labels,
         )
+        if spec.lora is not None and is_cut:
+            base_shards.cut(model, world, spec.lora.modules_to_save)
+        return cast(nn.Module, model)
 
     # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
     arithmetic = loading.choose_dtype(spec.model.dtype, world.device)
-    trained = spec.lora is None
     read = partial(
         loading.load_pretrained,
         auto_class,
         spec,
         world.device,
         **labels,
-        dtype=torch.float32 if trained else arithmetic,
+        dtype=torch.float32,
         draw=partial(_draw, training.seed),
         require_finite=require_finite,
     )
-    cut_by = partial(_cut_for, arithmetic, frozen, trained=trained)
-
-    model = _read(read, cut_by, world)
-    if trained:
-        for parameter in model.parameters():
-            # Whole parameters do not learn, but were read in fp32 like those that do.
-            if not isinstance(parameter, DTensor):
-                parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
+    model = _read(read, partial(_cut_for, arithmetic, frozen), world)
+    for parameter in model.parameters():
+        # Whole parameters do not learn, but were read in fp32 like those that do.
+        if not isinstance(parameter, DTensor):
+            parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
 
     # The saved model states the dtype of the arithmetic, and not how many ranks there were.
     model.config.dtype = arithmetic
@@ -168,36 +168,26 @@ def _cut_for(
     compute_dtype: torch.dtype,
     frozen: Callable[[Any], str | None],
     lm: Any,
-    *,
-    trained: bool,
 ) -> Any:
-    """Shard a model for what learns of it.
-
-    `trained`: slices are fp32 masters, cast to `compute_dtype` when they are borrowed; else they have that dtype.
-    """
+    """Shard a model. Slices are fp32 masters, cast to `compute_dtype` when they are borrowed."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-    if trained and compute_dtype != torch.float32:
+    if compute_dtype != torch.float32:
         policy = MixedPrecisionPolicy(
             compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-
-    # Parameters that stay whole: with adapters all that they may lie in, else what does not learn.
-    whole = ADAPTED
-    if trained:
-        whole = frozen(lm) or NOTHING
-    return cut(lm, policy, whole)
+    return cut(lm, policy, frozen(lm) or NOTHING)
 
 
 def cut(
     lm: Any,
     policy: MixedPrecisionPolicy,
-    whole: str = ADAPTED,
+    whole: str = NOTHING,
 ) -> Any:
     """Shard each decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
 
     A layer that shares a weight with others belongs to that group too. Parameters whose names match `whole` stay whole
-    on every rank: what adapters may lie in, as these are whole, and what does not learn of a vision tower. The rest of
-    a tower belongs to the group around the layers, which all ranks borrow whether they have an image or not.
+    on every rank: what does not learn of a vision tower. The rest of a tower belongs to the group around the layers,
+    which all ranks borrow whether they have an image or not.
     """
     lm.tie_weights()
     layers = _decoder_layers(lm)
@@ -279,46 +269,6 @@ def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
     return function(*args)
 
 
-class _Reaching(torch.autograd.Function):
-    """Return a tensor as it is, and give parameters that it was not computed from gradients of zero."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.forms = [(p.shape, p.dtype, p.device) for p in parameters]
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        zeros = []
-        for shape, dtype, device in ctx.forms:
-            zeros.append(torch.zeros(shape, dtype=dtype, device=device))
-        return gradient, *zeros
-
-
-def reaching(lm: Any, tensor: Tensor) -> Tensor:
-    """Return `tensor`, from which all that learns in a sharded model gets a gradient, if only zeros.
-
-    Ranks sum the gradients that they have. A vision tower has none on a rank without an image in its share, and that
-    rank would sum others than the rest does:
-
-        rank 0, with an image       tower: its gradient      decoder: its gradient
-        rank 1, without             tower: zeros, by this    decoder: its gradient
-    """
-    if not isinstance(lm, FSDPModule) or not torch.is_grad_enabled():
-        return tensor
-    model = cast(Any, lm)
-    of_text: set[nn.Parameter] = set()
-    for part in (model.get_decoder(), model.get_output_embeddings()):
-        of_text.update(part.parameters())
-    others = []
-    for parameter in model.parameters():
-        is_whole = not isinstance(parameter, DTensor)
-        if is_whole and parameter.requires_grad and parameter not in of_text:
-            others.append(parameter)
-
-    return _Reaching.apply(tensor, *others)  # type: ignore[no-any-return, no-untyped-call]
-
-
 def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
     """Return what a saved model has besides what is trained: frozen parameters and buffers, whole on every rank."""
     tensors: dict[str, Tensor] = {}
@@ -355,6 +305,14 @@ def whole(lm: nn.Module) -> Iterator[None]:
 
     On a device this takes the memory of all weights, in the dtype that is computed with.
     """
+    shards = base_shards.of(lm)
+    if shards is not None:
+        shards.keep()
+        try:
+            yield
+        finally:
+            shards.close()
+        return
     if not isinstance(lm, FSDPModule):
         yield
         return
@@ -395,5 +353,31 @@ def gathered(lm: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 def close(lm: nn.Module) -> None:
     """Give back what forwards without a backward have borrowed, also after one that failed."""
+    shards = base_shards.of(lm)
+    if shards is not None:
+        shards.close()
     if isinstance(lm, FSDPModule):
         lm.reset_iter_state()
+
+
+@contextmanager
+def measured(lm: nn.Module, *, by_dora: bool) -> Iterator[None]:
+    """Let adapters be put into a model while the block runs. DoRA reads the weights, a layer at a time if PEFT says when."""
+    shards = base_shards.of(lm)
+    if shards is None or not by_dora:
+        yield
+        return
+    if patches.READ_BY_DORA.is_known():
+        with patches.replaced(patches.READ_BY_DORA, shards.lending):
+            yield
+    else:
+        with whole(lm):
+            yield
+    shards.close()
+
+
+def borrow_head(lm: nn.Module, weight: Tensor) -> None:
+    """Have the weight of a head here, which is read without a call of its module."""
+    shards = base_shards.of(lm)
+    if shards is not None:
+        shards.borrow(weight)

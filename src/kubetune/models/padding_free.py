@@ -200,7 +200,9 @@ def require_head(
 
     def logits() -> Tensor:
         # Not by calling the head: the loss takes its weight and bias. Dory's has a scale for each token besides.
-        return F.linear(hidden(lm, batch).to(head.weight.dtype), head.weight, bias)
+        states = hidden(lm, batch).to(head.weight.dtype)
+        fsdp.borrow_head(lm, head.weight)
+        return F.linear(states, head.weight, bias)
 
     was_training = lm.training
     lm.eval()

@@ -5,6 +5,7 @@
     ROTARY                rotary embeddings run by the model's own code
     LOAD_REPORT           transformers prints a table of weights that a checkpoint lacks
     PACKING               a GPU is waited for in every forward
+    READ_BY_DORA          a base that is cut over the ranks is whole on each while DoRA measures it
 
 Whether a patch fits is read from the installed code, not from the number of its release: the name, what it takes, and
 how its callers use it. If one of these is otherwise, the results are the same, slower or in more memory. Tests look
@@ -176,6 +177,19 @@ PACKING = Patch(
     ),
 )
 
+# PEFT's way to ask others for weights that DoRA measures. It would ask DeepSpeed. Else all weights are gathered meanwhile.
+READ_BY_DORA = Patch(
+    "peft.tuners.lora.dora",
+    "gather_params_ctx",
+    ("param",),
+    (
+        Use(
+            "peft.tuners.lora.dora:DoraLinearLayer.update_layer",
+            "with gather_params_ctx(base_layer.parameters()):",
+        ),
+    ),
+)
+
 SHARDING_PATCHES = (
     SHARD_ON_LOAD,
     TRANSPOSE_EXPERTS,
@@ -183,7 +197,7 @@ SHARDING_PATCHES = (
     CONVERT_WEIGHTS,
     INIT_MISSING,
 )
-PATCHES = (*SHARDING_PATCHES, ROTARY, LOAD_REPORT, PACKING)
+PATCHES = (*SHARDING_PATCHES, ROTARY, LOAD_REPORT, PACKING, READ_BY_DORA)
 
 # Finds the sequences of a packed batch by their positions.
 Find = Callable[[Any], Any]

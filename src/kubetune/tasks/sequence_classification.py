@@ -90,7 +90,8 @@ class SequenceClassification(Task):
             **settings,
         )
 
-        if fsdp.is_wanted(training.parallelism, world) and not pools_last(model):
+        is_cut = fsdp.is_wanted(training.parallelism, world)
+        if is_cut and spec.lora is None and not pools_last(model):
             raise errors.ConfigError(
                 "training.parallelism: fsdp shards the layers of decoders, and "
                 f"{spec.model.path} is an encoder. Use ddp, which gives each rank a whole copy: encoders are small"

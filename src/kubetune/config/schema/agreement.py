@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kubetune.config.gate import Condition
-from kubetune.config.schema.model import LoraConfig
 from kubetune.config.schema.reward_agreement import problems_of_rewards
 from kubetune.config.schema.run_facts import RunFacts
 
@@ -63,7 +62,7 @@ def disagreements(run: RunFacts) -> list[str]:
         )
     problems += _not_evaluated(run, known)
     # What a way of computing cannot do.
-    if run.training.parallelism == "fsdp":
+    if run.training.parallelism != "ddp":
         problems += _not_sharded(run)
     if run.training.fp8:
         problems += not_in_fp8(run)
@@ -130,21 +129,23 @@ def _not_evaluated(run: RunFacts, known: tuple[str, ...]) -> list[str]:
 
 
 def _not_sharded(run: RunFacts) -> list[str]:
-    """Return a problem for each setting that does not work with `training.parallelism: fsdp`."""
-    lora = run.lora or LoraConfig()
+    """Return a problem for each setting that does not work with a model that is cut over the ranks."""
+    parallelism = run.training.parallelism
+    if parallelism == "shard_base" and run.lora is None:
+        return [
+            "training.parallelism: found shard_base without `lora`, where no base is frozen; use fsdp for full fine-tuning"
+        ]
+    is_full = run.lora is None
     refused = {
-        "task: sequence_classification": run.task == "sequence_classification",
-        "preference.images without lora": run.preference.images and run.lora is None,
-        f"quantization: {run.quantization}": run.quantization not in ("none", "auto"),
-        "lora.use_dora": lora.use_dora,
-        "lora.modules_to_save": bool(lora.modules_to_save),
+        "task: sequence_classification": is_full and run.task == "sequence_classification",
+        "preference.images without lora": is_full and run.preference.images,
         "training.compile: true": run.training.compile is True,
         "training.compile: layers": run.training.compile == "layers",
-        "training.optim: adamw_8bit for full fine-tuning": run.lora is None
+        "training.optim: adamw_8bit for full fine-tuning": is_full
         and run.training.optim != "adamw",
     }
     return [
-        f"training.parallelism: fsdp does not work with {setting} yet; leave that out, or use ddp"
+        f"training.parallelism: {parallelism} does not work with {setting} yet; leave that out, or use ddp"
         for setting, is_set in refused.items()
         if is_set
     ]
@@ -156,7 +157,7 @@ def not_in_fp8(run: RunFacts) -> list[str]:
         f"task: {run.task}": run.task != "causal_lm",
         "full fine-tuning": run.lora is None,
         f"quantization: {run.quantization}": run.quantization != "none",
-        "training.parallelism: fsdp": run.training.parallelism == "fsdp",
+        f"training.parallelism: {run.training.parallelism}": run.training.parallelism != "ddp",
         "lora.dropout": run.lora is not None and run.lora.dropout > 0,
         "lora.use_dora": run.lora is not None and run.lora.use_dora,
     }

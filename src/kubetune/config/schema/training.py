@@ -133,10 +133,11 @@ class TrainingConfig(Section):
         "auto",
         description="Recompute activations to save memory; `auto`: only if the memory plan needs it.",
     )
-    parallelism: Literal["ddp", "fsdp"] = Field(
+    parallelism: Literal["ddp", "shard_base", "fsdp"] = Field(
         "ddp",
-        description="`ddp`: every process holds the whole model. `fsdp` (FSDP2), for models that do not fit one GPU: each "
-        "process holds a slice of every weight and gets the rest layer by layer.",
+        description="`ddp`: every process holds the whole model. For models that do not fit one GPU: `shard_base`, where "
+        "each process holds a part of the frozen base under adapters, and borrows the rest layer by layer; `fsdp`, the same "
+        "for full fine-tuning (FSDP2), and `shard_base` where `lora` is set.",
     )
     fused_forwards: bool = Field(
         True,

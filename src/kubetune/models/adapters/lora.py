@@ -12,6 +12,7 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.config.schema import LoraConfig
+from kubetune.models import fsdp
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.models.mixtures.targets import find_targets, has_matrix, unreached_names
 from kubetune.plan.base_model import lacks_whole_modules
@@ -34,7 +35,6 @@ def add_lora(
     Raise ConfigError if no module matches `target_modules`, or one of `modules_to_save` is not in the model.
     """
     from peft import LoraConfig as PeftLoraConfig
-    from peft import get_peft_model
 
     left_out = re.compile(frozen or _expression_of(heads))
     _require_modules(model, lora, left_out)
@@ -58,10 +58,7 @@ def add_lora(
     )
 
     torch.manual_seed(seed)
-    try:
-        adapted = get_peft_model(model, settings)
-    except ValueError as error:
-        raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error
+    adapted = _with_adapters(model, settings, lora)
     _require_plain_head(model)
 
     # PEFT keeps sets; lists make equal runs save equal files.
@@ -77,7 +74,18 @@ def add_lora(
     swap_experts(adapted)
     for head in heads:
         adapted.get_base_model().get_submodule(head).register_forward_pre_hook(_to_float)
-    return adapted
+    return cast(nn.Module, adapted)
+
+
+def _with_adapters(model: nn.Module, settings: Any, lora: LoraConfig) -> Any:
+    """Return PEFT's model around `model`. Raise ConfigError if PEFT refuses the targets."""
+    from peft import get_peft_model
+
+    try:
+        with fsdp.measured(model, by_dora=lora.use_dora):
+            return get_peft_model(cast(Any, model), settings)
+    except ValueError as error:
+        raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error
 
 
 def _expression_of(names: Sequence[str]) -> str:

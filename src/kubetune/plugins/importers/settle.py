@@ -71,15 +71,11 @@ CONFLICTS: Final = (
         _FP8,
         tasks="preference reward_model grpo sequence_classification vision_language",
     ),
-    # FSDP2.
+    # Models that are cut over the ranks.
     Conflict(
         _SHARDED,
-        "a quantised base, which is small, is not sharded; each GPU holds a copy",
-        beside="quantization",
-    ),
-    Conflict(
-        _SHARDED,
-        "task: sequence_classification is not sharded",
+        "task: sequence_classification without lora is not sharded",
+        without="lora",
         tasks="sequence_classification",
     ),
     Conflict(
@@ -88,14 +84,6 @@ CONFLICTS: Final = (
         without="lora",
         beside="preference.images",
     ),
-    *[
-        Conflict(
-            _SHARDED,
-            f"a model with {path} is not sharded; each GPU holds a copy",
-            beside=path,
-        )
-        for path in ("lora.use_dora", "lora.modules_to_save")
-    ],
     # GRPO.
     Conflict("data.train_on", "the answer that is drawn is what is trained", tasks="grpo"),
     Conflict(

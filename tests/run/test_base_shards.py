@@ -1,0 +1,79 @@
+"""A frozen base cut over the ranks in bytes: the same bits as the whole base on the same ranks, in a part of its memory."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import errors
+from kubetune.config.schema import Config
+from kubetune.rundir import checkpoints
+from tests import toy
+from tests.architectures import save_model
+
+slow = pytest.mark.slow
+
+
+def make_config(
+    inputs: Path, parallelism: str, training: dict[str, Any] | None = None, **sections: Any
+) -> Config:
+    return toy.make_config(inputs, {"parallelism": parallelism, **(training or {})}, **sections)
+
+
+def test_the_bits_are_those_of_the_whole_base(inputs: Path, tmp_path: Path) -> None:
+    """A run that is stopped goes on with other bits nowhere, whether the base is cut before or after."""
+    ours, theirs = (
+        toy.finished(tmp_path / kind, make_config(inputs, kind), 2)
+        for kind in ("shard_base", "ddp")
+    )
+    assert toy.losses(ours) == toy.losses(theirs)
+    assert toy.digests(ours) == toy.digests(theirs)
+    assert "the base is cut over 2 ranks" in toy.log_of(ours)
+
+    run_dir = toy.make_run(tmp_path / "stopped", make_config(inputs, "ddp"), 2)
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6"}
+    assert toy.train(run_dir, 2, environ) == [errors.PREEMPTED] * 2
+    assert checkpoints.steps(run_dir)[-1] == 6
+    toy.make_run(run_dir, make_config(inputs, "shard_base"), 2)
+    assert toy.train(run_dir, 2) == [0, 0]
+    assert toy.digests(run_dir) == toy.digests(theirs)
+
+
+# What is trained, over every quantiser and kind of adapter.
+KINDS: dict[str, dict[str, Any]] = {
+    "dora": {"lora": {"r": 4, "use_dora": True}},
+    "rslora, recomputed": {"lora": {"r": 4, "use_rslora": True}, "recomputed": True},
+    "whole head": {"lora": {"r": 4, "modules_to_save": ["lm_head"]}},
+    "tied": {"tied": True},
+    "tied whole head": {"lora": {"r": 4, "modules_to_save": ["lm_head"]}, "tied": True},
+    "bf16": {"dtype": "bfloat16"},
+    "nf4": {"quantization": "4bit"},
+    "fp4, dora": {"quantization": "fp4", "lora": {"r": 4, "use_dora": True}},
+    "8bit": {"quantization": "8bit"},
+    "nf4, bf16, recomputed": {"quantization": "4bit", "dtype": "bfloat16", "recomputed": True},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "nf4" else slow) for kind in KINDS]
+)
+def test_every_kind_of_base_and_adapter_has_the_same_bits(
+    inputs: Path, tmp_path: Path, kind: str
+) -> None:
+    sections = dict(KINDS[kind])
+    training = {"max_steps": 4, "gradient_checkpointing": sections.pop("recomputed", False)}
+    model = inputs / "model"
+    if sections.pop("tied", False):
+        model = save_model(tmp_path / "model", "qwen2", tie_word_embeddings=True)
+    sections["model"] = {"path": str(model), "dtype": sections.pop("dtype", "auto")}
+    ours, theirs = (
+        toy.finished(
+            tmp_path / parallelism, make_config(inputs, parallelism, training, **sections), 2
+        )
+        for parallelism in ("shard_base", "ddp")
+    )
+    assert toy.digests(ours) == toy.digests(theirs)
+    assert "the base is cut over 2 ranks" in toy.log_of(ours)
