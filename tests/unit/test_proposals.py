@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -242,3 +244,13 @@ def test_without_gpus_somebody_has_to_name_them() -> None:
         ],
     )
     assert gpu_pool(config, None, {}) == GpuPool(2, 4, 40 * 10**9)
+
+
+@pytest.mark.slow
+def test_the_page_of_what_fits_where_is_what_is_proposed() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", "from fits_page import fits_page; print(fits_page(), end='')"]
+    made = subprocess.run(command, cwd=root / "scripts", capture_output=True, text=True, check=True)
+    assert (root / "docs" / "fits.md").read_text() == made.stdout, (
+        "run: python scripts/fits_page.py"
+    )

@@ -115,15 +115,16 @@ def propose(run: Run, pool: GpuPool) -> Proposals:
     """Return the ways to train a run on a pool. There are none for a model whose sizes are not known."""
     ways = []
     refused = []
+    base = _Base.of(run, pool)
     for method in _methods(run.config):
         for parallelism in PARALLELISMS:
             if parallelism != "ddp" and pool.gpus == 1:
                 continue
             changes = {**method, "training.parallelism": parallelism}
             try:
-                way = _with_most_rows(run, pool, changes)
+                way = _with_most_rows(base, changes)
             except ConfigError as error:
-                refused.append((_differing(run.config, changes), str(error)))
+                refused.append((base.differing(changes), str(error)))
                 continue
             if way is not None:
                 ways.append(way)
@@ -144,17 +145,71 @@ def _methods(config: Config) -> Iterator[dict[str, Any]]:
         yield {"quantization": "4bit"}
 
 
-def _with_most_rows(run: Run, pool: GpuPool, changes: Changes) -> Way | None:
+@dataclass(frozen=True)
+class _Base:
+    """A run on a pool as its file says, which each way changes."""
+
+    run: Run
+    pool: GpuPool
+    tree: Mapping[str, Any]  # its settings, with the GPUs of the pool
+    global_batch_size: int
+
+    @classmethod
+    def of(cls, run: Run, pool: GpuPool) -> _Base:
+        placement = {
+            "compute.nodes": pool.nodes,
+            "compute.gpus_per_node": pool.gpus_per_node,
+            "compute.processes": None,
+            "compute.gpu_memory": str(pool.gpu_bytes),
+        }
+        tree = _with(resolved(run.config), placement)
+        # A batch that cannot be split on these GPUs is refused with each way.
+        try:
+            samples = run.plan_of(_config_of(tree)).global_batch_size
+        except ConfigError:
+            samples = run.config.training.global_batch_size or 0
+        return cls(run, pool, tree, samples)
+
+    def differing(self, changes: Changes) -> dict[str, Any]:
+        """Return the changes that are not what the run file has anyway."""
+        differing = {}
+        for key, value in changes.items():
+            section, _, name = key.partition(".")
+            before = self.tree[section][name] if name else self.tree[section]
+            if before != value:
+                differing[key] = value
+        return differing
+
+    def way(self, changes: Changes, rows: int) -> Way | None:
+        """Return the way with so many rows at a time. None if the sizes of the model are not known."""
+        wanted = dict(changes)
+        training = self.run.config.training
+        if rows != training.per_device_train_batch_size:
+            wanted["training.per_device_train_batch_size"] = rows
+            if training.global_batch_tokens is None:
+                wanted["training.global_batch_size"] = self.global_batch_size
+                wanted["training.gradient_accumulation_steps"] = None
+        to_write = self.differing(wanted)
+        config = _config_of(_with(self.tree, to_write))
+        plan = self.run.plan_of(config)
+        costs = self.run.costs_of(config, plan, self.pool.gpu_bytes)
+        if costs.memory is None:
+            return None
+        gives_same = not {"lora", "quantization", "training.optim"} & to_write.keys()
+        return Way(to_write, gives_same, config, plan, costs)
+
+
+def _with_most_rows(base: _Base, changes: Changes) -> Way | None:
     """Return the way with as many rows at a time as fit, at least one. The rows of a step stay the same.
 
     Return None if the sizes of the model are not known. Raise ConfigError if it is a run with no number of rows.
     """
-    rows = run.config.training.per_device_train_batch_size
+    rows = base.run.config.training.per_device_train_batch_size
     problem = None
     way = None
     while rows:
         try:
-            way = _way(run, pool, changes, rows)
+            way = base.way(changes, rows)
         except ConfigError as error:
             problem = problem or error
         else:
@@ -166,56 +221,17 @@ def _with_most_rows(run: Run, pool: GpuPool, changes: Changes) -> Way | None:
     return way
 
 
-def _way(run: Run, pool: GpuPool, changes: Changes, rows: int) -> Way | None:
-    """Return the way with so many rows at a time. None if the sizes of the model are not known."""
-    placed = changed(run.config, _placement(pool))
-    wanted = dict(changes)
-    training = run.config.training
-    if rows != training.per_device_train_batch_size:
-        wanted["training.per_device_train_batch_size"] = rows
-        if training.global_batch_tokens is None:
-            wanted["training.global_batch_size"] = run.plan_of(placed).global_batch_size
-            wanted["training.gradient_accumulation_steps"] = None
-    to_write = _differing(run.config, wanted)
-    config = changed(placed, to_write)
-    plan = run.plan_of(config)
-    costs = run.costs_of(config, plan, pool.gpu_bytes)
-    if costs.memory is None:
-        return None
-    gives_same = not {"lora", "quantization", "training.optim"} & to_write.keys()
-    return Way(to_write, gives_same, config, plan, costs)
-
-
-def _placement(pool: GpuPool) -> Changes:
-    return {
-        "compute.nodes": pool.nodes,
-        "compute.gpus_per_node": pool.gpus_per_node,
-        "compute.processes": None,
-        "compute.gpu_memory": str(pool.gpu_bytes),
-    }
-
-
-def _differing(config: Config, changes: Changes) -> dict[str, Any]:
-    """Return the changes that are not what the config has anyway."""
-    tree = resolved(config)
-    differing = {}
+def _with(tree: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
+    """Return settings with other values by dotted key."""
+    changed = dict(tree)
     for key, value in changes.items():
         section, _, name = key.partition(".")
-        before = tree[section][name] if name else tree[section]
-        if before != value:
-            differing[key] = value
-    return differing
+        changed[section] = {**changed[section], name: value} if name else value
+    return changed
 
 
-def changed(config: Config, changes: Changes) -> Config:
-    """Return the config with other values by dotted key. Raise ConfigError if they do not fit each other."""
-    tree = resolved(config)
-    for key, value in changes.items():
-        section, _, name = key.partition(".")
-        if name:
-            tree[section] = {**tree[section], name: value}
-        else:
-            tree[section] = value
+def _config_of(tree: Mapping[str, Any]) -> Config:
+    """Return the config of settings. Raise ConfigError if they do not fit each other."""
     try:
         return Config.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
@@ -247,7 +263,7 @@ def least_gpus(run: Run, way: Way, pool: GpuPool) -> int | None:
         gpus *= 2
         larger = GpuPool(max(1, gpus // GPUS_OF_A_NODE), min(GPUS_OF_A_NODE, gpus), pool.gpu_bytes)
         try:
-            on_more = _way(run, larger, way.changes, rows)
+            on_more = _Base.of(run, larger).way(way.changes, rows)
         except ConfigError:
             return None  # a step has fewer rows than there are GPUs
         if on_more is not None and on_more.fits:
