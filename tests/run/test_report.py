@@ -372,8 +372,7 @@ def test_axes_count_tokens_and_epochs(run_dir: Path, tmp_path: Path) -> None:
 def test_colours_have_contrast_and_controls_have_names(run_dir: Path, tmp_path: Path) -> None:
     """WCAG 2 AA: 4.5 for text, 3 for lines; in light and in dark."""
     page = Page(write_report([run_dir], tmp_path / "page.html"))
-    blocks = re.findall(r":root[^{]*\{([^}]*--c11[^}]*)\}", page.html)
-    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks)
+    light, dark = colour_schemes(page.html)
     assert "piece.special:not(.trained) { opacity" not in page.html
     for colours in (light, dark):
         for number in range(12):
@@ -400,6 +399,35 @@ def test_colours_have_contrast_and_controls_have_names(run_dir: Path, tmp_path: 
     assert len(set(summaries)) == len(summaries) > 5
     assert 'role="img"' not in page.html
     assert page.html.count('role="slider"') == len(page.charts)
+
+
+def colour_schemes(style: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the colours of both schemes by name, in hexadecimal: tokens name others, or are mixed of two."""
+    light: dict[str, str] = {}
+    dark: dict[str, str] = {}
+    for selector, block in re.findall(r"(:root[^{}]*)\{([^}]*--(?:c11|slate-12)[^}]*)\}", style):
+        tokens = dict(re.findall(r"--([\w-]+): ([^;]+);", block))
+        dark |= tokens
+        if "on-paper" not in selector:
+            light |= tokens
+
+    def of(scheme: dict[str, str], value: str) -> str:
+        if match := re.fullmatch(r"var\(--([\w-]+)\)", value):
+            return of(scheme, scheme[match[1]])
+        if match := re.fullmatch(r"color-mix\(in srgb, (.+), (.+) (\d+)%\)", value):
+            parts = [of(scheme, part) for part in match.groups()[:2]]
+            share = int(match[3]) / 100
+            pairs = [[int(part[i : i + 2], 16) for i in (1, 3, 5)] for part in parts]
+            mixed = [round(a + share * (b - a)) for a, b in zip(*pairs, strict=True)]
+            return "#" + "".join(f"{channel:02x}" for channel in mixed)
+        if re.fullmatch(r"#[0-9a-f]{3}", value):
+            return "#" + "".join(2 * digit for digit in value[1:])
+        return value
+
+    schemes = [
+        {name: of(scheme, value) for name, value in scheme.items()} for scheme in (light, dark)
+    ]
+    return schemes[0], schemes[1]
 
 
 def contrast(colour_a: str, other: str) -> float:

@@ -182,7 +182,7 @@ def test_runs_are_grouped_and_columns_chosen_and_a_browser_keeps_that(
         tab.select_option("#group", "method")
         assert len(tab.evaluate(headings)) == 1
         assert tab.evaluate(headings)[0].endswith("· 3 runs")
-        tab.click(".menu summary")
+        tab.click("#filters .menu summary")
         tab.uncheck("#columns label:has-text('model') input")
         assert not tab.is_visible("td[data-label=model]")
         assert_axe_finds_nothing(tab)

@@ -426,8 +426,11 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         faint = "getComputedStyle(document.querySelector(`[type=search]`), `::placeholder`).color"
         assert page.evaluate(f"{faint} === getComputedStyle(document.querySelector(`.live`)).color")
         page.get_by_label("Find").fill("team")
-        page.keyboard.press("Enter")
         page.get_by_text("1 of 2 runs").wait_for()
+        page.get_by_label("Choose first").check()
+        page.locator("#pane .chart canvas").first.wait_for()
+        page.get_by_role("button", name="Clear").click()
+        page.locator("#pane").wait_for(state="hidden")
         assert not errors, "neither a script failed nor was anything refused by the policy"
 
 
@@ -461,7 +464,10 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
     assert best_card().about == "before training → step 60, p = 1e-28"
     with client_of(tmp_path) as client:
         client.get("/", params={"token": TOKEN})
-        assert "0.94<small>exact match</small><small>loss 0.0726</small>" in client.get("/").text
+        assert "0.94<small>exact match</small>" in client.get("/").text
+        chosen = client.get("/", params={"metric": "eval_loss"}).text
+        assert '<span class="line">0.0726</span>' in chosen
+        assert client.get("/", params={"metric": "eval_moon"}).status_code == 400
     # A test of another checkpoint, or of another metric, says nothing of this one.
     (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 40, "answers": [line]}))
     assert best_card().about == "before training → step 60"
@@ -505,8 +511,10 @@ def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> Non
     with client_of(tmp_path) as visitor:
         visitor.get("/", params={"token": TOKEN})
         listed = visitor.get("/").text
-        assert listed.count('<a href="/sweep?dir=searched">') == 3, "in its row, and of two trials"
-        assert 'data-sweep="searched"' in listed
+        assert listed.count('<a href="/sweep?dir=searched"') == 1
+        rows = re.findall(r'<tr [^>]*data-sweep="searched"[^>]*>', listed)
+        assert ["trial" in row for row in rows] == [False, True, True], "its trials are below it"
+        assert "/sweep?dir=" not in visitor.get("/", params={"text": "alone"}).text
         page = visitor.get("/sweep?dir=searched").text
         # Of six trials only two have a run directory.
         assert page.count('<a href="/run?dir=') == 2

@@ -52,11 +52,26 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     if len(runs) > 1:
         charts, not_drawn = _comparable(charts, runs)
         charts = _headline_first(charts)
+    common = {"not_drawn": not_drawn, **_drawn(charts, runs)}
+    if len(runs) == 1:
+        return "run.html", {**common, **run_facts(runs[0])}
+    return "compare.html", {**common, **comparison_facts(runs)}
+
+
+def curves_of(runs: Sequence[RunRecord], most: int) -> dict[str, Any]:
+    """Return the first charts of these runs, at most so many, for a template that shows nothing else."""
+    charts = charts_of(runs)
+    if len(runs) > 1:
+        charts = _headline_first(_comparable(charts, runs)[0])
+    return {**_drawn(charts[:most], runs), "count": len(runs)}
+
+
+def _drawn(charts: Sequence[Chart], runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return charts as a template shows them, and their numbers as charts.js draws them."""
     data = {
         "charts": [chart.to_json() for chart in charts],
         "axes": [run.numbers.axes for run in runs],  # of each run, by name
     }
-
     # Runs laid over each other need the axis of all of them.
     axes = {}
     for name, title in AXES.items():
@@ -65,17 +80,12 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
 
     # Inside of a script element, "</script>" in a label would end it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    common = {
+    return {
         "charts": [_chart_facts(chart) for chart in charts],
         "axes": axes,
-        "not_drawn": not_drawn,
         "data": Markup(text),
         "has_charts": bool(charts),
     }
-
-    if len(runs) == 1:
-        return "run.html", {**common, **run_facts(runs[0])}
-    return "compare.html", {**common, **comparison_facts(runs)}
 
 
 def charts_of(runs: Runs) -> list[Chart]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
+from kubetune.reporting.look import favicon, style, text_of
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import now
 from kubetune.rundir.throughput import mfu_sentence
-
-HERE = Path(__file__).parent
 
 
 def percent(part: float) -> int:
@@ -56,6 +54,7 @@ FILTERS = (
     ago,
     counted,
     duration,
+    favicon,
     mfu_sentence,
     number,
     percent,
@@ -83,17 +82,6 @@ def environment(*first: BaseLoader) -> Environment:
     return made
 
 
-def style() -> str:
-    """Return the style sheet of all pages.
-
-    The length of a bar is a class (`part-37`), since pages that are served may have no inline styles.
-    """
-    # .part-37{--part:0.37}
-    # One class for each length that a bar can have.
-    parts = [f".part-{n}{{--part:{n / 100:g}}}" for n in range(101)]
-    return _text("templates/style.css") + "".join(parts)
-
-
 def render(template: str, **facts: Any) -> str:
     """Return a page from a template of this package. Its style and scripts are inside it."""
     return (
@@ -101,17 +89,13 @@ def render(template: str, **facts: Any) -> str:
         .get_template(template)
         .render(
             style=Markup(style()),
-            chart_style=Markup(_text("vendor/uPlot.min.css")),
-            chart_library=Markup(_text("vendor/uPlot.iife.min.js")),
-            chart_script=Markup(_text("templates/charts.js")),
-            table_script=Markup(_text("templates/tables.js")),
-            sweep_script=Markup(_text("templates/sweep.js")),
+            chart_style=Markup(text_of("vendor/uPlot.min.css")),
+            chart_library=Markup(text_of("vendor/uPlot.iife.min.js")),
+            chart_script=Markup(text_of("templates/charts.js")),
+            table_script=Markup(text_of("templates/tables.js")),
+            sweep_script=Markup(text_of("templates/sweep.js")),
             made=f"{now()[:16].replace('T', ' ')} UTC",
             version=versions()["kubetune"],
             **facts,
         )
     )
-
-
-def _text(name: str) -> str:
-    return (HERE / name).read_text("utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -15,22 +15,27 @@ from kubetune.base.humanize import duration
 from kubetune.config.metric_names import main_metric
 from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
-from kubetune.reporting.page import page_of
+from kubetune.reporting.page import curves_of, page_of
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.commands import launchers
-from kubetune.ui.site import Site, page, run_of, runs_of, site_of
+from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
+MOST_BESIDE = 4  # charts beside the table of runs
 
 
-def _row(site: Site, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the table shows of a run."""
+def _row(site: Site, run: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return what the table shows of a run. `metric` is the one that was chosen, "" for what each run is about."""
     run_dir = Path(run["path"])
+    evaluation = run["evaluation"] or {}
+    main = main_metric(evaluation, run["metric"])
+    if metric:
+        main = metric if evaluation.get(metric) is not None else None
     return {
         **run,
-        "main": main_metric(run["evaluation"] or {}, run["metric"]),
+        "main": main,
         "left": duration(run["seconds_left"]),
         # The form changes labels that were given here, not the tags for trackers.
         "labels": read_labels(run_dir),
@@ -49,32 +54,37 @@ def all_runs(request: Request) -> Response:
 
     # Sorted and filtered here, so that an address shows the same to everybody.
     runs = site.records.listed()
-    sorts = [*SORTS, *metric_names(runs)]
+    metrics = metric_names(runs)
+    metric = params.get("metric", "")
+    if metric not in ("", *metrics):
+        raise ConfigError(f"metric: found {metric!r}; expected {', '.join(metrics)}")
+    sorts = [*SORTS, *metrics]
     if sort not in sorts:
         raise ConfigError(f"sort: found {sort!r}; expected {', '.join(sorts)}")
     shown = [run for run in runs if is_like(run, text, state)]
     # A metric that only filtered out runs have sorts nothing.
     if any(value_of(run, sort) is not None for run in shown):
         shown = in_order(shown, sort, reverse=descends)
-    rows = [_row(site, run) for run in shown]
-    listed = [run for run in runs if not run["archived"]]
-    states = sorted({run["state"] for run in listed})
-    if len(listed) < len(runs):
-        states.append(ARCHIVED)
+    rows = [_row(site, run, metric) for run in shown]
+    sweeps = site.records.sweeps()
+    order = "desc" if descends else "asc"
     facts = {
-        "title": "Runs",
-        "runs": rows,
-        "sweeps": site.records.sweeps(),
+        "title": _title(runs),
+        "entries": _with_sweeps(rows, sweeps, is_filtered=bool(text or state)),
+        "sweeps": sweeps,
+        "shown": len(rows),
         "total": len(runs),
         "kept": urlencode({"text": text, "state": state}),
+        "sorting": urlencode({"sort": sort, "order": order, "metric": metric}),
         "has_prices": any(run["price"] is not None for run in shown),
         "text": text,
         "state": state,
-        "states": states,
+        "states": _states(runs),
         "sort": sort,
-        "order": "desc" if descends else "asc",
-        "sorts": sorts,
-        "most": MOST_COMPARED,
+        "order": order,
+        "metric": metric,
+        "metrics": metrics,
+        "charts_later": True,
     }
 
     words = ["kubetune", "runs", str(site.folder), "--sort", sort]
@@ -86,6 +96,56 @@ def all_runs(request: Request) -> Response:
     if text:
         words.append(f"--filter={text}")
     return page(request, "runs.html", shlex.join(words), facts)
+
+
+def _title(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the browser's tab says: how many runs are at work, if any."""
+    at_work = sum(run["state"] in LIVE for run in runs)
+    return f"Runs, {at_work} at work" if at_work else "Runs"
+
+
+def _states(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many runs there are by state: "" for all that are not archived, which come last."""
+    listed = [run["state"] for run in runs if not run["archived"]]
+    counts = {"": len(listed)}
+    for name in sorted(set(listed)):
+        counts[name] = listed.count(name)
+    if len(listed) < len(runs):
+        counts[ARCHIVED] = len(runs) - len(listed)
+    return counts
+
+
+def _with_sweeps(
+    rows: Sequence[dict[str, Any]], sweeps: Sequence[dict[str, Any]], *, is_filtered: bool
+) -> list[dict[str, Any]]:
+    """Return runs and sweeps as lines of one table: the trials of a sweep below it, where its first one would be.
+
+    A sweep without any run is first: it has just begun. If runs are filtered, such a sweep is left out.
+    """
+    trials: dict[str, list[dict[str, Any]]] = {sweep["dir"]: [] for sweep in sweeps}
+    for row in rows:
+        if row["sweep"] in trials:
+            trials[row["sweep"]].append(row)
+    by_dir = {sweep["dir"]: sweep for sweep in sweeps}
+    entries = []
+    if not is_filtered:
+        entries = [sweep for sweep in sweeps if not trials[sweep["dir"]]]
+    for row in rows:
+        if row["sweep"] not in trials:
+            entries.append(row)
+        elif row is trials[row["sweep"]][0]:
+            entries += [by_dir[row["sweep"]], *trials[row["sweep"]]]
+    return entries
+
+
+def curves(request: Request) -> Response:
+    """Show a few curves of the runs that are chosen in the table, beside it."""
+    site = site_of(request)
+    run_dirs = runs_of(request)
+    if not 1 <= len(run_dirs) <= MOST_COMPARED:
+        raise ConfigError(f"found {len(run_dirs)} runs; expected 1 to {MOST_COMPARED}")
+    facts = curves_of(site.records.read(run_dirs), MOST_BESIDE)
+    return html("curves.html", facts)
 
 
 def one_run(request: Request) -> Response:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from kubetune.base import cpu
 from kubetune.base.faults import known
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
-from kubetune.reporting.rendering import style
+from kubetune.reporting.look import style
 from kubetune.ui import cluster, commands, data, live, rollouts, run_pages, sweeps
 from kubetune.ui.chat import pages as chat
 from kubetune.ui.form import at_hand, look, new_run
@@ -51,6 +51,7 @@ _STATIC = {
     "chat.js": ("kubetune.ui", "static/chat.js", _SCRIPT),
     "result.js": ("kubetune.ui", "static/result.js", _SCRIPT),
     "data.js": ("kubetune.ui", "static/data.js", _SCRIPT),
+    "inter.woff2": ("kubetune.reporting", "vendor/inter.woff2", "font/woff2"),
     "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
 }
 _COMMON_STYLE = "style.css"
@@ -68,6 +69,7 @@ def application(
     routes = [
         Route("/", run_pages.all_runs),
         Route("/run", run_pages.one_run),
+        Route("/curves", run_pages.curves),
         Route("/compare", run_pages.compare),
         Route("/sweep", sweeps.sweep),
         Route("/new", new_run.new_run),
@@ -119,22 +121,22 @@ def _static(request: Request) -> Response:
     # The style sheet of all pages is made of parts, the others are files.
     name = request.path_params["name"]
     if name == _COMMON_STYLE:
-        return _file(style(), _STYLE)
+        return _file(style("/static/inter.woff2"), _STYLE)
     if name not in _STATIC:
         raise HTTPException(404)
     return _file(*_content(name))
 
 
-def _file(text: str, media_type: str) -> Response:
+def _file(content: str | bytes, media_type: str) -> Response:
     """Return a file. It may change with the next version, so that it is kept for a minute only."""
-    return Response(text, media_type=media_type, headers={"cache-control": "max-age=60"})
+    return Response(content, media_type=media_type, headers={"cache-control": "max-age=60"})
 
 
 @cache
-def _content(name: str) -> tuple[str, str]:
-    """Return the text of a file and its media type."""
+def _content(name: str) -> tuple[bytes, str]:
+    """Return the content of a file and its media type."""
     package, path, media_type = _STATIC[name]
-    return resources.files(package).joinpath(path).read_text("utf-8"), media_type
+    return resources.files(package).joinpath(path).read_bytes(), media_type
 
 
 def _no_page(request: Request, error: Exception) -> Response:

@@ -1,5 +1,10 @@
 "use strict";
-(() => {
+// Draws the charts of the page whose numbers are in #chart-data; again, if others have taken their place.
+let leaveCharts = null;
+window.drawCharts = () => {
+  leaveCharts?.abort();
+  leaveCharts = new AbortController();
+  const { signal } = leaveCharts;
   const { charts, axes } = JSON.parse(document.getElementById("chart-data").textContent);
   const drawn = new Map();
   const scales = new Map();
@@ -119,7 +124,7 @@
         ctx.fillStyle = ofLine(line);
         ctx.fill();
         ctx.fillStyle = colour("--panel");
-        ctx.font = `700 ${(line.mark.length > 1 ? 8 : 10) * devicePixelRatio}px system-ui, sans-serif`;
+        ctx.font = `700 ${(line.mark.length > 1 ? 8 : 10) * devicePixelRatio}px Inter, system-ui, sans-serif`;
         ctx.fillText(line.mark, x, y);
       }
     });
@@ -156,7 +161,7 @@
     drawn.get(index)?.destroy();
     place.textContent = "";
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, labelSize: 20,
-      ticks: { stroke: colour("--grid"), width: 1 }, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif" };
+      ticks: { stroke: colour("--grid"), width: 1 }, font: "12px Inter, system-ui, sans-serif", labelFont: "12px Inter, system-ui, sans-serif" };
     const whole = xName === "step" || xName === "tokens";
     const columns = columnsOf(chart);
     const plot = new uPlot({
@@ -253,10 +258,10 @@
     ctx.fillStyle = colour("--panel");
     ctx.fillRect(0, 0, canvas.width, canvas.height);
     ctx.fillStyle = colour("--ink");
-    ctx.font = `600 ${em}px system-ui, sans-serif`;
+    ctx.font = `600 ${em}px Inter, system-ui, sans-serif`;
     ctx.fillText(`${chart.title} · ${document.title}`, em, 1.4 * em, source.width);
     ctx.drawImage(source, em, 2 * em);
-    ctx.font = `${0.85 * em}px system-ui, sans-serif`;
+    ctx.font = `${0.85 * em}px Inter, system-ui, sans-serif`;
     ctx.lineWidth = 2 * devicePixelRatio;
     shown.forEach((line, row) => {
       const y = source.height + (2.6 + 1.4 * row) * em;
@@ -322,24 +327,25 @@
       draw(index);
       if (isZoomed) drawn.get(index).setScale("x", { min, max });
     });
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  }, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll, { signal });
   // A chart in a part of the page that was hidden had no width to be drawn in.
   document.addEventListener("shown", () => drawn.forEach((plot, index) => {
     const { clientWidth } = document.querySelector(`[data-chart="${index}"]`);
     if (clientWidth && clientWidth !== plot.width) draw(index);
-  }));
+  }), { signal });
   const paper = (on) => {
     if (onPaper === on) return;
     onPaper = on;
     document.documentElement.classList.toggle("on-paper", on);
     drawAll();
   };
-  addEventListener("beforeprint", () => paper(true));
-  addEventListener("afterprint", () => paper(false));
-  matchMedia("print").addEventListener("change", (query) => paper(query.matches));
+  addEventListener("beforeprint", () => paper(true), { signal });
+  addEventListener("afterprint", () => paper(false), { signal });
+  matchMedia("print").addEventListener("change", (query) => paper(query.matches), { signal });
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth !== width && !onPaper) { width = innerWidth; drawAll(); }
-  });
-})();
+  }, { signal });
+};
+if (document.getElementById("chart-data")) window.drawCharts();

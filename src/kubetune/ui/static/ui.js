@@ -128,6 +128,8 @@ const refresh = async () => {
   }
   here.forEach((gone) => gone.remove());
   tabs?.renew(page);
+  document.title = page.title;
+  document.querySelector("link[rel=icon]").href = page.querySelector("link[rel=icon]").href;
   const data = page.getElementById("chart-data");
   if (Boolean(data) !== Boolean(byId("chart-data"))) location.reload();
   else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
@@ -185,10 +187,6 @@ const filter = () => document.querySelectorAll("[data-filter]").forEach((field) 
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const line of byId(field.dataset.filter)?.children ?? []) {
     line.hidden = !words.every((word) => line.textContent.toLowerCase().includes(word));
-  }
-  if (field.dataset.filter === "run-rows" && words.length && byId("shown")) {
-    const rows = [...byId("run-rows")?.querySelectorAll("tr:not(.heading)") ?? []];
-    byId("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${byId("shown").dataset.total} runs`;
   }
 });
 document.addEventListener("input", (event) => { if (event.target.matches("[data-filter]")) filter(); });
@@ -289,11 +287,11 @@ document.addEventListener("click", (event) => {
   change("/run/delete", { dirs }, place);
 });
 const count = () => {
-  const number = choice.querySelectorAll("input:checked").length;
+  const number = chosen().length;
   byId("compare").disabled = number < 2;
-  byId("compare").textContent = number ? `Compare ${number} chosen` : "Compare chosen";
   if (!byId("of-chosen")) return;
   byId("of-chosen").hidden = !number;
+  byId("chosen-count").textContent = `${number} chosen`;
   const remove = choice.querySelector("[data-delete]");
   delete remove.dataset.sure;
   remove.textContent = "Delete";
@@ -301,6 +299,22 @@ const count = () => {
 };
 if (choice && byId("compare")) {
   choice.addEventListener("change", count);
+  byId("choose-none")?.addEventListener("click", () => {
+    choice.querySelectorAll("input:checked").forEach((box) => { box.checked = false; });
+    choice.dispatchEvent(new Event("change"));
+  });
   count();
 }
+// A menu closes when something else is clicked, by Escape, and when one of its entries is chosen.
+const closeMenus = (kept) => document.querySelectorAll("details.menu[open]").forEach((menu) => { if (menu !== kept) menu.open = false; });
+document.addEventListener("click", (event) => {
+  const menu = event.target.closest("details.menu");
+  closeMenus(event.target.closest(".menu > div :is(a, button:not([data-stay]))") ? null : menu);
+});
+document.addEventListener("keydown", (event) => {
+  const menu = event.key === "Escape" && document.querySelector("details.menu[open]");
+  if (!menu) return;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+});
 document.querySelectorAll(".filters select[name]").forEach((field) => field.addEventListener("change", () => field.form.submit()));
