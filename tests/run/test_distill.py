@@ -26,6 +26,7 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, distill
+from kubetune.training.rollouts import rollout_records
 from tests import toy
 from tests.architectures import save_model
 from tests.ranks import run_ranks
@@ -34,7 +35,7 @@ slow = pytest.mark.slow
 Difference = tuple[str, float, float]
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"beta": 1.0},
-    {"beta": 0.5, "temperature": 0.7, "sft_weight": 0.3},
+    {"lmbda": 0, "beta": 0.5, "temperature": 0.7, "sft_weight": 0.3},
     {"beta": 0.0, "support": "teacher_k", "top_k": 20},
     {"beta": 1.0, "support": "student_k", "top_k": 20, "rest": "renormalise"},
 )
@@ -49,7 +50,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(inputs: Path, training: dict[str, Any] | None = None, **sections: Any) -> Config:
-    settings = {"teacher": str(inputs / "teacher"), **sections.pop("distill", {})}
+    settings = {"teacher": str(inputs / "teacher"), "lmbda": 0, **sections.pop("distill", {})}
     settings = {"task": "distill", "distill": settings, **sections}
     return toy.make_config(inputs, {"max_steps": 6, **(training or {})}, **settings)
 
@@ -203,6 +204,80 @@ def test_a_kill_changes_no_bit(inputs: Path, tmp_path: Path) -> None:
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:5"}) == [-9]
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == toy.digests(whole)
+
+
+DRAWING: dict[str, Any] = {
+    "lmbda": 0.5, "max_completion_length": 6, "num_generations": 2, "generation_batch_size": 4, "temperature": 0.9
+}  # fmt: skip
+
+
+def drawn_config(inputs: Path, **settings: Any) -> Config:
+    return config_of(
+        inputs, {"max_steps": 5, "save_steps": 2, "eval_steps": 5}, distill={**DRAWING, **settings}
+    )
+
+
+def ids_of(run_dir: Path, step: int) -> list[list[list[int]]]:
+    groups = rollout_records.read_groups(run_dir, step)
+    return [[answer.ids for answer in group.answers] for group in groups]
+
+
+def test_drawn_answers_are_those_of_any_ranks_and_their_loss_is_plain(
+    inputs: Path, tmp_path: Path
+) -> None:
+    one = toy.finished(tmp_path / "one", drawn_config(inputs, beta=0.5, sft_weight=0.3))
+    two = toy.finished(tmp_path / "two", drawn_config(inputs, beta=0.5, sft_weight=0.3), 2)
+    drawn_before = rollout_records.steps_of(one)
+    assert 0 < len(drawn_before) < 5
+    for step in drawn_before:
+        # Weights differ in their last bits after a step, so log-probabilities may, but not what is drawn.
+        assert ids_of(one, step) == ids_of(two, step)
+    toy.require_like(one, two)
+
+    # The first step's answers, where no step has changed the model, by plain torch.
+    config = drawn_config(inputs, lmbda=1)
+    run_dir = toy.finished(tmp_path / "drawn", config)
+    model, teacher = (
+        AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+        for path in (inputs / "model", inputs / "teacher")
+    )
+    total = 0.0
+    tokens = 0
+    for group in rollout_records.read_groups(run_dir, 0):
+        for answer in group.answers:
+            ids = torch.tensor([group.prompt + answer.ids])
+            places = slice(len(group.prompt) - 1, -1)
+            with torch.no_grad():
+                s = (model(ids).logits[0, places].double() / 0.9).log_softmax(-1)
+                t = (teacher(ids).logits[0, places].double() / 0.9).log_softmax(-1)
+            total += float((s.exp() * (s - t)).sum())
+            tokens += len(answer.ids)
+    line = next(line for line in metrics.read_metrics(run_dir) if "loss" in line)
+    assert line["loss"] == pytest.approx(total / tokens, rel=1e-4)
+    assert line["completion_length"] == pytest.approx(tokens / 16)
+    assert cli.main(["rollouts", str(run_dir)]) == 0
+    assert cli.main(["report", str(run_dir)]) == 0
+
+
+@pytest.mark.parametrize("fault", ["signal 9:generation:5", "signal 15:micro-batch:6"])
+def test_a_kill_while_answers_are_drawn_changes_no_bit(
+    inputs: Path, tmp_path: Path, fault: str
+) -> None:
+    whole = toy.finished(tmp_path / "whole", drawn_config(inputs))
+    run_dir = toy.make_run(tmp_path / "killed", drawn_config(inputs))
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": fault}) != [0]
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == toy.digests(whole)
+
+
+def test_given_answers_that_the_data_lack_are_named(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": "one two"}) + "\n")
+    data = {"train": str(tmp_path / "prompts.jsonl"), "eval": None}
+    config = config_of(inputs, distill=DRAWING, data=data)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    (code,) = toy.train(run_dir)
+    assert code == 2
+    assert "1 of 1 rows" in toy.log_of(run_dir)
 
 
 def test_a_run_is_a_teacher(inputs: Path, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,11 @@ from kubetune.kernels import cross_entropy
 from kubetune.kernels.cross_entropy import Head, LogitRule
 from kubetune.kernels.divergence import LocalTeacher, divergence, linear_divergence
 from kubetune.kernels.pointwise import Kernels
+from tests.peers import trl_distill
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "peers" / "trl_distill.json"
+PEERS = ROOT / "benchmarks" / ".venv-peers" / "bin" / "python"
 
 LABELS, HIDDEN, WIDE, VOCABULARY, SCALE = 37, 16, 24, 53, 0.25
 RULES = [LogitRule(), LogitRule(multiplier=2.0, cap=4.0)]
@@ -91,7 +99,7 @@ def test_worked_example() -> None:
 def test_equal_to_plain_torch(rule: LogitRule, support: dict[str, Any]) -> None:
     for beta, temperature, sft_weight in product((0, 0.1, 0.5, 1), (0.7, 1, 2), (0, 0.3)):
         settings = DistillConfig(
-            beta=beta, temperature=temperature, sft_weight=sft_weight, **support
+            lmbda=0, beta=beta, temperature=temperature, sft_weight=sft_weight, **support
         )
         hidden, weight, labels, of_teacher, teacher = case(rule)
         logits = rule.apply(F.linear(hidden, weight))
@@ -112,6 +120,34 @@ def test_equal_to_plain_torch(rule: LogitRule, support: dict[str, Any]) -> None:
         total = sums[0] + sft_weight * sums[5]
         torch.testing.assert_close(total.double() * SCALE, expected.detach(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(sums[5], of_labels.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_every_recorded_case_of_trl_is_the_same() -> None:
+    recorded = json.loads(RECORDED.read_text())
+    assert recorded["trl"] == "1.16.0"
+    assert len(recorded["cases"]) == 12
+    for case_of_trl in recorded["cases"]:
+        temperature = case_of_trl["temperature"]
+        student, teacher = (
+            (trl_distill.logits(seed)[0] / temperature).log_softmax(-1) for seed in (0, 1)
+        )
+        losses, gradient = divergence(student, teacher, case_of_trl["beta"])
+        wanted = torch.tensor(case_of_trl["gradient"]).view_as(gradient)
+        assert losses.sum().item() == pytest.approx(case_of_trl["loss"], rel=1e-6)
+        torch.testing.assert_close(gradient / temperature, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not PEERS.exists(), reason="TRL has an environment of its own: benchmarks/peers/venv makes it"
+)
+def test_the_recorded_cases_are_those_of_trl_itself(tmp_path: Path) -> None:
+    words = [str(PEERS), "-m", "tests.peers.trl_distill", str(tmp_path / "anew.json")]
+    subprocess.run(words, cwd=ROOT, check=True)
+    anew = json.loads((tmp_path / "anew.json").read_text())
+    for ours, theirs in zip(json.loads(RECORDED.read_text())["cases"], anew["cases"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert ours["gradient"] == pytest.approx(theirs["gradient"], abs=1e-6)
 
 
 @pytest.mark.parametrize("support", ["teacher_k", "student_k"])

@@ -31,7 +31,7 @@ def lines(
     yield from _time_lines(config.evaluation, config.compute.price_per_gpu_hour, costs)
     if costs.drawing is not None:
         drawer = _drawer(config, costs.drawing, costs.cache_bytes)
-        yield from drawing_lines(config.grpo, costs.drawing, drawer, costs.drawing_hours)
+        yield from drawing_lines(config.drawing, costs.drawing, drawer, costs.drawing_hours)
 
 
 def memory_word(device: str, memory: Forecast | None) -> str:
@@ -125,7 +125,7 @@ def _time_lines(
 
 def _drawer(config: Config, drawing: Drawing, cache: int | None) -> str:
     """Return who draws the answers of a run by reward. `cache`: bytes of the key-value cache of a process."""
-    servers = config.grpo.servers
+    servers = config.drawing.servers
     if servers is None or config.lora is None:
         return drawn_here(drawing, cache)
     number = len(servers.urls)

@@ -25,7 +25,7 @@ class ModelSpec:
     quantization: str = "none"  # of the base; `auto` until `decided_for` has chosen
     vision: VisionConfig | None = None  # None for a model that reads only text
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
-    grpo: GrpoConfig = field(default_factory=GrpoConfig)
+    grpo: GrpoConfig = field(default_factory=GrpoConfig)  # how answers are drawn, of any task
     distill: DistillConfig = field(default_factory=DistillConfig)
 
     @classmethod
@@ -37,7 +37,7 @@ class ModelSpec:
             config.quantization,
             config.sight,
             config.preference,
-            config.grpo,
+            config.drawing,
             config.distill,
         )
 

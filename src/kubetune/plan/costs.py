@@ -110,8 +110,8 @@ def costs_of(
     weights = weights or read_weights(config.model.path, environ)
     drawn = None
     tokens = data.tokens
-    if config.task == "grpo":
-        drawn = drawing.drawing_of(config.grpo, plan)
+    if config.draws_answers:
+        drawn = drawing.drawing_of(config.drawing, plan)
     if drawn is not None:
         tokens = drawn.learnt_tokens
 

@@ -57,7 +57,7 @@ class RankWork:
             sequence = max(1, longest)
             batch_tokens = _filled_tokens(plan, sequence * sequences_of_a_row)
         row = sequence * sequences_of_a_row
-        draws_answers = config.task == "grpo" and config.grpo.servers is None
+        draws_answers = config.draws_answers and config.drawing.servers is None
         step_tokens = plan.tokens_per_step
         return cls(
             task=config.task,
@@ -74,8 +74,8 @@ class RankWork:
             compile=training.compile,
             may_accumulate=plan.may_accumulate,
             draws_answers=draws_answers,
-            drawn_rows=rows_at_once(config.grpo, plan) if draws_answers else 0,
-            drawn_tokens=sequence + config.grpo.max_completion_length,
+            drawn_rows=rows_at_once(config.drawing, plan) if draws_answers else 0,
+            drawn_tokens=sequence + config.drawing.max_completion_length,
             holds_reference=config.task == "grpo" and config.grpo.beta > 0 and not config.lora,
             classifies=config.classifies,
             sees=config.sees,

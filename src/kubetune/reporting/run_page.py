@@ -43,7 +43,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
 
     headline = cards.headline(run)
     rollouts = None
-    if run.config.task == "grpo":
+    if run.config.draws_answers:
         rollouts = shown_rollouts(run.path, run.config.rewards, SECTION)
 
     return {

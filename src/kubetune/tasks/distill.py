@@ -38,7 +38,7 @@ class Distill(CausalLM):
     ) -> Learner:
         """Return a language model ready to train, with the settings of its distillation. Its teacher comes later."""
         learner = super().build(spec, training, world, workload)
-        return replace(learner, distill=spec.distill)
+        return replace(learner, distill=spec.distill, grpo=spec.grpo)
 
     def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
@@ -82,4 +82,8 @@ def _summed_loss(
     """Return `scale` × the summed loss of the labels of a micro-batch, and the sums of their measures."""
     hidden = _of_labels(learner.hidden(learner, batch), batch)
     labels = batch.labels if batch.tree is None else batch.labels[batch.tree.entries]
-    return linear_divergence(hidden, labels, head_of(learner), teacher, settings_of(learner), scale)
+    settings = settings_of(learner)
+    if batch.drawn is not None:
+        # Cross-entropy would only make the model surer of what it drew.
+        settings = settings.model_copy(update={"sft_weight": 0.0})
+    return linear_divergence(hidden, labels, head_of(learner), teacher, settings, scale)

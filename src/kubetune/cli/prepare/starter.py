@@ -83,6 +83,7 @@ rewards: [exact_match]          # or numeric, contains, functions of yours
 task: distill                   # learn the probabilities of a teacher: docs/distillation.md
 distill:
   teacher: Qwen/Qwen3-4B        # hub id, folder or run directory; of the same tokenizer
+  lmbda: 1.0                    # share of steps that learn from drawn answers; 0: from those of the data
   beta: 1.0                     # 0: forward divergence, 1: reverse, between: Jensen-Shannon
 # train.jsonl: {"prompt": …, "completion": …}, or conversations""",
     "sequence_classification": """\

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run with `task: grpo`")
+    parser.add_argument(
+        "run_dir",
+        type=Path,
+        metavar="RUN_DIR",
+        help="a run that draws answers",
+    )
     parser.add_argument(
         "--step",
         type=int,
@@ -43,7 +48,8 @@ def run(args: argparse.Namespace) -> Answer:
     steps = rollout_records.steps_of(args.run_dir)
     if not steps:
         raise ConfigError(
-            f"{args.run_dir} holds no answers; expected a run with `task: grpo`, this one has `task: {config.task}`"
+            f"{args.run_dir} holds no answers; expected a run that draws them, such as `task: grpo`; this one "
+            f"has `task: {config.task}`"
         )
     if args.step is not None and args.step not in steps:
         raise ConfigError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
 from kubetune.config.schema.base import Section
+from kubetune.config.schema.grpo import GrpoConfig
 
-# The name of a teacher that is the model itself, as it was before training.
-ITSELF: Final = "self"
+# Keys that say how answers are drawn.
+_OF_DRAWING: Final = ("max_completion_length", "num_generations", "generation_batch_size")
 
 
 class DistillConfig(Section):
@@ -31,6 +32,25 @@ class DistillConfig(Section):
     temperature: float = Field(
         1.0, gt=0, le=100, description="Temperature of both models' probabilities."
     )
+    lmbda: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the steps that learn from answers which the model draws itself. The others learn from those "
+        "of the data; 0: all do.",
+    )
+    max_completion_length: int = Field(
+        512,
+        ge=1,
+        le=1_000_000,
+        description="Longest drawn answer in tokens; a longer one is cut off.",
+    )
+    num_generations: int = Field(
+        1, ge=1, le=1024, description="Answers that are drawn to each prompt."
+    )
+    generation_batch_size: int = Field(
+        64, ge=1, description="Answers that a rank draws at a time; at least those to one prompt."
+    )
     support: Literal["all", "teacher_k", "student_k"] = Field(
         "all",
         description="The tokens that are compared: the whole vocabulary, or at each place the `top_k` likeliest of the "
@@ -47,8 +67,29 @@ class DistillConfig(Section):
     sft_weight: float = Field(
         0.0,
         ge=0,
-        description="Weight of the cross-entropy of the given answers, which is added to the loss.",
+        description="Weight of the cross-entropy of the answers of the data, which is added to the loss.",
     )
+
+    @property
+    def drawing(self) -> GrpoConfig:
+        """Return how answers are drawn, in the form that `task: grpo` has for it."""
+        keys: dict[str, Any] = {key: getattr(self, key) for key in (*_OF_DRAWING, "temperature")}
+        # Without validation: one answer is no group, but here nothing compares answers.
+        return GrpoConfig().model_copy(update=keys)
+
+    @model_validator(mode="after")
+    def _keys_fit_the_answers(self) -> DistillConfig:
+        if self.lmbda == 0:
+            for key in _OF_DRAWING:
+                if key in self.changed_keys:
+                    raise ValueError(
+                        f"{key} means nothing to `lmbda: 0`, which draws no answers; leave it out, or raise lmbda"
+                    )
+        if self.lmbda == 1 and self.sft_weight:
+            raise ValueError(
+                "sft_weight is for the answers of the data, and `lmbda: 1` uses none; leave it out, or lower lmbda"
+            )
+        return self
 
     @model_validator(mode="after")
     def _keys_fit_the_support(self) -> DistillConfig:

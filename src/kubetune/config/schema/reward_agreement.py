@@ -9,6 +9,8 @@ from kubetune.config.vllm import LORA_RANKS
 def problems_of_rewards(run: RunFacts) -> list[str]:
     """Return the settings of a run that do not fit its rewards, each as a problem."""
     problems = _problems_of_samplers(run)
+    if run.draws_answers:
+        problems += _problems_of_prompts(run)
     if run.task != "grpo":
         if run.rewards:
             problems.append(
@@ -25,12 +27,22 @@ def problems_of_rewards(run: RunFacts) -> list[str]:
         problems.append(f"rewards: two are called {title}; give one of them another name")
     if run.rewards and not any(reward.weight for reward in run.rewards):
         problems.append("rewards: all weights are 0, so no answer is better than another")
+    return problems + _problems_of_servers(run)
+
+
+def _problems_of_prompts(run: RunFacts) -> list[str]:
+    """Return the settings of data that prompts cannot have, each as a problem."""
+    problems = []
     if run.data.overlong in ("truncate", "split"):
         problems.append(
-            f"data.overlong: found {run.data.overlong} with `task: grpo`, whose prompts are asked whole; expected drop "
-            "or error"
+            f"data.overlong: found {run.data.overlong} with `task: {run.task}`, whose prompts are asked whole; expected "
+            "drop or error"
         )
-    return problems + _problems_of_servers(run) + _not_built_yet(run)
+    if run.training.global_batch_tokens is not None:
+        problems.append(
+            f"training.global_batch_tokens: `task: {run.task}` does not work with it where answers are drawn; leave it out"
+        )
+    return problems
 
 
 def _problems_of_samplers(run: RunFacts) -> list[str]:
@@ -92,17 +104,4 @@ def _problems_of_servers(run: RunFacts) -> list[str]:
             f"grpo.servers.timeout_seconds is {servers.timeout_seconds:g}; expected less than training.timeout_seconds, "
             f"{run.training.timeout_seconds:g}, after which ranks that wait are ended"
         )
-    return problems
-
-
-def _not_built_yet(run: RunFacts) -> list[str]:
-    """Return the settings of a run that `task: grpo` cannot be combined with yet, each as a problem."""
-    refused = {
-        "training.global_batch_tokens": run.training.global_batch_tokens is not None,
-    }
-    problems = []
-    for setting, is_set in refused.items():
-        if is_set:
-            key = setting.partition(":")[0]
-            problems.append(f"{key}: `task: grpo` does not work with {setting} yet; leave it out")
     return problems

@@ -6,6 +6,7 @@ from typing import Literal
 
 from kubetune.config.metric_names import metrics_of
 from kubetune.config.schema.data import SourceConfig
+from kubetune.config.schema.grpo import GrpoConfig
 from kubetune.config.schema.model import VisionConfig
 from kubetune.config.schema.run_sections import RunSections
 
@@ -77,12 +78,23 @@ class RunFacts(RunSections):
         """Return the kind of record that the task learns from."""
         if self.task == "preference":
             return "judged" if self.preference.traits.judges else "pair"
+        if self.draws_answers:
+            return "prompt"
         kinds: dict[str, RecordKind] = {
             "sequence_classification": "labelled",
             "reward_model": "graded",
-            "grpo": "prompt",
         }
         return kinds.get(self.task, "text")
+
+    @property
+    def draws_answers(self) -> bool:
+        """True if the model learns from answers that are drawn to the prompts of the data."""
+        return self.task == "grpo" or (self.task == "distill" and self.distill.lmbda > 0)
+
+    @property
+    def drawing(self) -> GrpoConfig:
+        """Return how answers are drawn."""
+        return self.distill.drawing if self.task == "distill" else self.grpo
 
     @property
     def needs_reference(self) -> bool:
@@ -99,15 +111,15 @@ class RunFacts(RunSections):
     @property
     def longest_row(self) -> int:
         """Return the tokens of the longest row that is allowed. A pair of answers is one row of two sequences."""
-        if self.task == "grpo":
-            return self.data.max_length + self.grpo.max_completion_length
+        if self.draws_answers:
+            return self.data.max_length + self.drawing.max_completion_length
         sequences = 2 if self.record_kind in ("pair", "graded") else 1
         return sequences * self.data.max_length
 
     @property
     def uses_of_row(self) -> int:
         """Return how many steps of an epoch learn from each row: answers to a prompt may serve several."""
-        return self.grpo.num_iterations if self.task == "grpo" else 1
+        return self.drawing.num_iterations if self.draws_answers else 1
 
     @property
     def sources(self) -> Sources:

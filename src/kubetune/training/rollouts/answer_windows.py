@@ -108,6 +108,13 @@ class AnswerWindows:
         if groups is None:
             return None
 
+        return _Window(first, self._by_data_step(first, self._rated(first, groups)))
+
+    def _rated(self, first: int, groups: Sequence[Group]) -> list[RatedGroup]:
+        """Return groups with the advantages of their answers: all alike where nothing rewards them."""
+        if not self._rewards:
+            return [RatedGroup(group, [1.0] * len(group.answers)) for group in groups]
+
         rewards = weighted_rewards(groups, self._rewards)
         if first == 0 and bool(rewards.isnan().all()):
             logs.DATA.warning(
@@ -132,7 +139,10 @@ class AnswerWindows:
             strict=True,
         ):
             rated.append(RatedGroup(group, of_answers))
+        return rated
 
+    def _by_data_step(self, first: int, rated: list[RatedGroup]) -> list[list[RatedGroup]]:
+        """Return the groups of each step of the data in a window."""
         # The groups lie in the order of `slots`: those of one step of the data are next to each other.
         data_steps = []
         begin = 0
@@ -140,4 +150,4 @@ class AnswerWindows:
             end = begin + len(self.prompts.samples(self.data_step(first) + place))
             data_steps.append(rated[begin:end])
             begin = end
-        return _Window(first, data_steps)
+        return data_steps

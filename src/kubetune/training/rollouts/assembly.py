@@ -1,12 +1,16 @@
-"""Put together what `task: grpo` draws and learns from, at the start of a run."""
+"""Put together what `task: grpo` or `task: distill` draws and learns from, at the start of a run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
 from kubetune.distributed import process_group
-from kubetune.models import prefix_sharing
+from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.learner import Learner
+from kubetune.scoring.counted_draws import uniforms
 from kubetune.scoring.judge import Judge
 from kubetune.training.rollouts.answer_windows import AnswerWindows
 from kubetune.training.rollouts.drawer import Drawer
@@ -26,7 +30,7 @@ from kubetune.training.start.rank_start import RankStart
 
 
 def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -> RolloutFeed:
-    """Return the batches of a run that learns by reward. All ranks call it. `judge`: of its evaluations.
+    """Return the batches of a run that learns from drawn answers. All ranks call it. `judge`: of its evaluations.
 
     Raise ConfigError for a reward that cannot be loaded, DataError for data that rewards or evaluations find nothing in.
     """
@@ -38,7 +42,16 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
     if settings.servers is None:
         require_sampling(learner, two_prompts(data.train, padding_free), data.tokenizer.pad_id)
     seed = start.training.seed
-    prompts = Feed(data.train, start.plan, seed, world, padding_free=padding_free)
+    shares = _may_share(start, learner)
+    prompts = Feed(
+        data.train,
+        start.plan,
+        seed,
+        world,
+        padding_free=padding_free,
+        even=fsdp.is_sharded(learner.model),
+        share_prefixes=shares,
+    )
     rewarding = open_rewarding(start, prompts)
     learner.undo.callback(rewarding.pool.close)
 
@@ -52,9 +65,14 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
 
     windows = AnswerWindows(prompts, data.train, drawer, start.rewards)
     feed = RolloutFeed(
-        windows, start.plan, world, learner, share_prefixes=_may_share(start, learner)
+        windows,
+        start.plan,
+        world,
+        learner,
+        share_prefixes=shares,
+        is_drawn=_drawn_steps(start, learner),
     )
-    if judge is not None:
+    if judge is not None and start.rewards:
         feed.held_out = held_out_of(start, judge, rewarding.pool)
     if isinstance(drawer, ServedDrawer):
         drawer.slots_of = windows.slots
@@ -62,12 +80,34 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
     return feed
 
 
+def _drawn_steps(start: RankStart, learner: Learner) -> Callable[[int], bool]:
+    """Return which steps learn from drawn answers: all, or the share of them that distillation wants.
+
+    Raise DataError if others have to learn from answers that the data lack.
+    """
+    if learner.distill is None or learner.distill.lmbda == 1:
+        return lambda _: True
+    share = learner.distill.lmbda
+    # A row without an answer has one label, the token that ends it.
+    lacking = int((start.data.train.trained_counts <= 1).sum())
+    if lacking:
+        raise errors.DataError(
+            f"{lacking:,} of {len(start.data.train):,} rows of data.train have no answer, and with distill.lmbda {share:g} "
+            "some steps learn from answers of the data; take only records with answers, or set lmbda to 1"
+        )
+    seed = start.training.seed
+    return lambda step: bool(uniforms(1, seed, "is drawn", step)[0] < share)
+
+
 def _may_share(start: RankStart, learner: Learner) -> bool:
     """True if answers to the same prompt share it in a batch. All ranks share or none."""
     data = start.data.spec.data
     if not data.packing or data.share_prefixes is False:
         return False
-    for reason in process_group.gather(prefix_sharing.why_not(learner), start.world):
+    why_not = prefix_sharing.why_not(learner)
+    if learner.teacher is not None:
+        why_not = why_not or prefix_sharing.why_not(learner.teacher)
+    for reason in process_group.gather(why_not, start.world):
         if reason:
             logs.DATA.info("prompts are computed for each of their answers: %s", reason)
             return False

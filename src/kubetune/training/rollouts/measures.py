@@ -59,16 +59,21 @@ def measures_of(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> dic
             num_cut += answer.is_cut
             entropy += answer.entropy * len(answer.ids)
 
+    measures = {
+        "completion_length": num_tokens / num_answers,
+        "truncated": num_cut / num_answers,
+        "entropy": entropy / num_tokens,
+    }
+    if not rewards:
+        return measures
+
     # NaN stands for an answer that no function could judge: it is in no mean.
     sums = weighted_rewards(groups, rewards)
-    measures = {
+    measures |= {
         "reward": float(sums.nanmean()),
         "reward_std": float(deviation(sums.flatten())),
         "zero_variance": float(has_no_variance(sums).float().mean()),
         "unjudged": float(sums.isnan().float().mean()),
-        "completion_length": num_tokens / num_answers,
-        "truncated": num_cut / num_answers,
-        "entropy": entropy / num_tokens,
         "reward_errors": float(num_errors),
     }
 

@@ -1,8 +1,8 @@
-"""The batches of `task: grpo`: the same interface as batching/feed.Feed, with answers that the model draws itself."""
+"""Batches of drawn answers: the same interface as batching/feed.Feed, for `task: grpo` and `task: distill`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,8 +35,10 @@ class RolloutFeed:
         learner: Learner,
         *,
         share_prefixes: bool,
+        is_drawn: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        """`share_prefixes`: as batching/feed.Feed has it."""
+        """`share_prefixes`: as batching/feed.Feed has it. `is_drawn`: of a step; others learn from answers of the data."""
+        self._is_drawn = is_drawn
         padding_free = learner.route.padding_free
         self._windows = windows
         self._settings = windows.settings
@@ -59,6 +61,8 @@ class RolloutFeed:
 
         Where answers have to be drawn, the model's weights must be those after `step` steps.
         """
+        if not self._is_drawn(step):
+            return self._windows.prompts.step(step)
         answered = self._windows.step(step)
         if answered is None:
             return None

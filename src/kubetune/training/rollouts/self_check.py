@@ -49,8 +49,8 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
     except FOREIGN_ERRORS as error:
         reason = first_line(error)
         raise ModelError(
-            f"{kind} cannot draw answers with the cache that its code has, which `task: grpo` needs ({reason}); take a "
-            "model of another family"
+            f"{kind} cannot draw answers with the cache of its code, which learning from its own answers needs "
+            f"({reason}); take a model of another family"
         ) from error
     finally:
         learner.model.train()
@@ -61,7 +61,7 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
     if not difference <= tolerance:
         raise ModelError(
             f"{kind} says otherwise of its answers in training than when it drew them: log-probabilities differ by "
-            f"{difference:.2g}, so `task: grpo` would learn from wrong ratios; take a model of another family, or set "
+            f"{difference:.2g}, so it would learn from other answers than it drew; take a model of another family, or set "
             "model.dtype to float32"
         )
 

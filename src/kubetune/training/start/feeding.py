@@ -32,7 +32,7 @@ def make_batches(
     All ranks call it. `judge`: of its evaluations.
     """
     spec = start.data.spec
-    if spec.task == "grpo":
+    if start.config.draws_answers:
         # Answers go on behind their prompts.
         check_positions(learner.lm, start.data.longest + start.model.grpo.max_completion_length)
         return make_rollout_feed(start, learner, judge), start.plan

@@ -65,7 +65,10 @@ def _teacher(start: RankStart, learner: Learner) -> Learner:
     source = source_of(named, local_files_only=start.model.model.local_files_only)
     heartbeat.beat("loading")
     logs.STEP.info("loading the teacher %s", source.name)
-    teacher = load_teacher(source, data.tokenizer, start.world.device, data.longest)
+    longest = data.longest
+    if start.config.draws_answers:
+        longest += start.model.grpo.max_completion_length
+    teacher = load_teacher(source, data.tokenizer, start.world.device, longest)
     own = learner.lm.config.get_text_config().vocab_size
     others = teacher.lm.config.get_text_config().vocab_size
     if own != others:
