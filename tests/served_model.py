@@ -173,7 +173,7 @@ def served(model: ServedModel) -> Iterator[str]:
                 self.wfile.write(text)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server.daemon_threads = False  # `server_close` waits for what is being answered
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

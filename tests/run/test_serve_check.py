@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
+import jsonschema
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kubetune.cli import main
+from kubetune.config.schema.tracking import HooksConfig
+from kubetune.library.results import check_server
 from kubetune.result.inference import proof_answers
 from kubetune.result.publishing.exporting import export_run
+from kubetune.result.served.watch import Watched, watch
+from kubetune.supervisor.observers import prometheus
 from tests import toy
 from tests.architectures import save_model
 from tests.served_model import ServedModel, served
 
+ROOT = Path(__file__).parents[2]
 ONE_EPOCH = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
 
 # Writes BOS, tools, thoughts of all turns and calls, and may close the thought that an answer begins with.
@@ -406,3 +415,117 @@ def test_a_server_that_is_loading_is_waited_for(
     server.on_call = loaded
     code, _, _ = checked(server, run_dir, capsys)
     assert code == 0
+
+
+def test_a_watch_tells_hooks_and_prometheus_what_has_changed(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("prometheus_client")
+    heard = tmp_path / "heard"
+    script = tmp_path / "hook.sh"
+    script.write_text(f"cat >> {heard}")
+    server = right(run_dir)
+    whole = server.model
+    addresses: list[str] = []
+    started = prometheus.started
+
+    def noted(port: int, *more: Any) -> Any:
+        return started(0, *more)
+
+    monkeypatch.setattr(prometheus, "started", noted)
+    monkeypatch.setattr("sys.stderr", Lines(addresses))
+    with served(server) as url:
+        settings = HooksConfig(on_event=f"sh {script}")
+        ask = partial(check_server, run_dir, url, timeout=20)
+        model = Watched("bot", ask, run_dir, settings)
+        rounds = watch([model], 0.001)
+        next(rounds)
+        assert (model.state, model.is_news) == ("right", True)
+        (address,) = [word for line in addresses for word in line.split() if "/metrics" in word]
+        with urlopen(address, timeout=20) as reply:
+            assert 'kubetune_served_is_model{model="bot"} 1.0' in reply.read().decode()
+        server.model = base_model(run_dir)
+        next(rounds)
+        next(rounds)
+        assert (model.state, model.is_news) == ("wrong", False)
+        with urlopen(address, timeout=20) as reply:
+            text = reply.read().decode()
+        assert 'kubetune_served_is_model{model="bot"} 0.0' in text
+        ratio = re.search(r'kubetune_served_effect_ratio{model="bot"} (\S+)', text)
+        assert ratio is not None
+        assert abs(float(ratio[1])) < 0.01
+        server.broken = {"/v1/models": (404, {})}
+        next(rounds)
+        assert model.state == "no answer"
+        server.broken = {}
+        server.model = whole
+        next(rounds)
+        rounds.close()
+    events = [json.loads(line) for line in heard.read_text().splitlines()]
+    assert [event["ok"] for event in events] == [False, False, True]
+    assert "those of the base" in events[0]["reason"]
+    # What it tells is what the schema of events says.
+    schema = json.loads((ROOT / "docs" / "events.schema.json").read_text())
+    for event in events:
+        jsonschema.validate(event, schema)
+
+
+class Lines:
+    """A stream that keeps what is written."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def write(self, text: str) -> None:
+        self._lines.append(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_a_watch_runs_no_command_that_nobody_allowed(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    received = tmp_path / "received"
+    shutil.copytree(run_dir, received, symlinks=True)
+    file = received / "resolved.json"
+    config = json.loads(file.read_text())
+    config["hooks"]["on_event"] = "rm -r /nothing"
+    file.write_text(json.dumps(config))
+    assert main(["serve", "--check", "http://127.0.0.1:1", str(received), "--watch=1"]) == 2
+    assert "hooks has code run that nobody allowed here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--check=http://h", "RUN", "--timeout=0"], "--timeout is 0; expected more than 0"),
+        (["--check=http://h", "RUN", "--watch=-1"], "--watch is -1; expected more than 0"),
+        (["--check=http://h", "a", "b", "--model=c"], "put NAME= in front of each"),
+        (["--check=http://h", "RUN", "--gpus=2"], "--gpus: means nothing with --check"),
+        (["--render", "acme/bot", "--timeout=3"], "--timeout: means something only with --check"),
+        (["--check=http://h", "nowhere"], "nowhere: expected a run directory"),
+        (["--check=h:8000", "RUN"], "--check is h:8000; expected an address such as http://"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    words: list[str], problem: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run_dir) if word == "RUN" else word for word in words]
+    assert main(["serve", *words]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_server_of_the_plain_api_is_asked_as_far_as_it_answers(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = {
+        "/tokenize": (404, {"detail": "Not Found"}),
+        "/v1/completions": (404, {"detail": "Not Found"}),
+    }
+    code, points, said = checked(changed(broken=gone)(run_dir), run_dir, capsys)
+    states = {name: point["state"] for name, point in points.items()}
+    assert (states.pop("names"), states.pop("context")) == ("right", "right")
+    assert set(states.values()) == {"unknown"}
+    assert code == 5
+    assert "not proved" in said

@@ -69,6 +69,10 @@ KINDS: dict[str, tuple[str, str]] = {
         "The result was uploaded, or not.",
         "repo:string ok:boolean reason?:string url?:string commit?:string",
     ),
+    "served": (
+        "A server that `serve --check --watch` asks has become another model, or the model again; for hooks alone.",
+        "model:string ok:boolean reason:string",
+    ),
     "hooks": (
         "Commands for events failed, or were left out.",
         "ran:integer failed:integer left_out:integer reason:string",

@@ -182,7 +182,12 @@ def run(args: argparse.Namespace) -> int:
         )
         return _by_ollama(args.targets)
     if args.check:
-        _require_only(args, ["--check", args.check], "which asks a server", serve_check.OPTIONS)
+        _require_only(
+            args,
+            ["--check", args.check],
+            "which asks a server",
+            (*serve_check.OPTIONS, "trust_code"),
+        )
         return serve_check.run(args)
     _require_none(args, serve_check.OPTIONS)
     options = TargetOptions(

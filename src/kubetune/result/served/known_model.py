@@ -34,6 +34,7 @@ class KnownModel:
     rank: int | None  # of its adapter
     answers: ProofAnswers | None
     lacking: str  # why there are no answers
+    run_dir: Path | None = None  # None: an export that lies elsewhere
     conversations: tuple[Conversation, ...] = SAMPLES
     origin: str = "of kubetune itself, as none of the data are kept,"
 
@@ -104,7 +105,7 @@ def _of_run(run_dir: Path, checkpoint: str, path: Path) -> KnownModel:
     folder = checkpoints.choose(run_dir, checkpoint)
     rank = config.lora.r if config.lora else None
     name = config.name or model_short_name(config.model.path)
-    known = KnownModel(name, _tokenizer(folder), rank, answers, lacking)
+    known = KnownModel(name, _tokenizer(folder), rank, answers, lacking, run_dir)
     for file in sorted((run_dir / "exports").glob(f"{checkpoint}-*/{_GENERATION}")):
         known = replace(known, generation=read_json(file))
     conversations = kept_conversations.read(run_dir)

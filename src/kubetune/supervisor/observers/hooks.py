@@ -98,7 +98,7 @@ def observe(run: Observed) -> None:
             continue
         ran += 1
         variables["KUBETUNE_EVENT"] = event["event"]
-        failure = _call(command, event, variables, run.run_dir, seconds)
+        failure = call(command, event, variables, run.run_dir, seconds)
         if failure is not None:
             failed += 1
             reason = f"{event['event']}: {failure}"
@@ -115,7 +115,7 @@ def observe(run: Observed) -> None:
         )
 
 
-def _call(
+def call(
     command: list[str],
     event: Mapping[str, Any],
     variables: Mapping[str, str],

@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,27 +67,42 @@ def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int
 
 def observe(run: Observed) -> None:
     """Serve until the run has ended."""
+    config = run.prometheus
+    assert config is not None
+    state = NodeNumbers(run.run_dir, run.node)
+    labels = (run.name, str(run.node))
+    stop = started(config.port, METRICS, ("run", "node"), lambda: {labels: state.read()})
+    run.ended.wait()
+    stop()
+
+
+def started(
+    port: int,
+    kinds: Mapping[str, tuple[str, str]],
+    labels: Sequence[str],
+    read: Callable[[], Mapping[tuple[str, ...], Mapping[str, float]]],
+) -> Callable[[], None]:
+    """Serve the numbers that `read` returns by the values of their labels. Return what ends it."""
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-    labels = {"run": run.name, "node": str(run.node)}
-    state = NodeNumbers(run.run_dir, run.node)
 
     # Asked at each request, so that nothing has to be updated in between.
     class Collector:
         def collect(self) -> Iterator[Any]:
-            for name, value in state.read().items():
-                kind, text = METRICS[name]
+            by_labels = read()
+            for name, (kind, text) in kinds.items():
                 family = families[kind](f"kubetune_{name}", text, labels=list(labels))
-                family.add_metric(list(labels.values()), value)
-                yield family
+                for values, numbers in by_labels.items():
+                    if name in numbers:
+                        family.add_metric(list(values), numbers[name])
+                if family.samples:
+                    yield family
 
     # Without numbers about this process itself.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
-    config = run.prometheus
-    assert config is not None
 
     # Prometheus reaches a pod from outside of it. On a laptop nobody else needs the numbers.
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
@@ -95,7 +110,7 @@ def observe(run: Observed) -> None:
     if in_pod:
         address = "0.0.0.0"
     try:
-        server, _ = start_http_server(config.port, address, registry)
+        server, _ = start_http_server(port, address, registry)
     except OSError:
         if in_pod:
             raise  # the manifest names this port
@@ -105,9 +120,12 @@ def observe(run: Observed) -> None:
         f"kubetune: metrics for Prometheus at http://{address}:{server.server_port}/metrics",
         file=sys.stderr,
     )
-    run.ended.wait()
-    server.shutdown()
-    server.server_close()
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return stop
 
 
 class NodeNumbers:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -108,8 +109,9 @@ class Server:
             _keep_alive(connection.sock)
             connection.request(method, self._path + path, body, self._headers())
             connection.sock.settimeout(_left(deadline))
-            response = connection.getresponse()
-            text = _read(connection, response, deadline)
+            # A response that is not read to its end keeps its socket.
+            with closing(connection.getresponse()) as response:
+                text = _read(connection, response, deadline)
         except (OSError, HTTPException) as error:
             raise ServerTrouble(f"broke off {path}: {error!r}") from None
         finally:
