@@ -10,7 +10,7 @@ import pytest
 
 from kubetune import errors, extras
 from kubetune.config.gate import Condition
-from kubetune.config.schema.evaluation import GenerateConfig, OwnMetricsConfig
+from kubetune.config.schema.evaluation import METRICS, GenerateConfig, OwnMetricsConfig, packages_of
 from kubetune.data.text.answer_targets import without_thoughts
 from kubetune.scoring import metrics, own_functions, statistics
 from kubetune.scoring.verdict import is_met
@@ -91,8 +91,7 @@ def test_thoughts_before_an_answer_are_no_part_of_it(answer: str, rest: str) -> 
     ],
 )
 def test_no_measure_sees_thoughts(name: str, settings: dict[str, object]) -> None:
-    package = metrics.PACKAGES.get(name)
-    if package:
+    for package in packages_of([name]):
         pytest.importorskip(package)
     reference = "<think>\n\n</think>\n\n7"
     right = measure(name, "<think>8 … no, 9 apples</think>\n\n7", reference, **settings)
@@ -143,7 +142,7 @@ def test_bleu_and_chrf_are_those_of_the_corpus_and_rouge_is_its_package() -> Non
     )
 
 
-@pytest.mark.parametrize("name", metrics.OF_ALL_ROWS)
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].is_of_all_rows])
 def test_intervals_of_whole_corpora_hold_their_value(name: str) -> None:
     pytest.importorskip("sacrebleu")
     # Short answers have no 4-grams: single sentences are scored otherwise than the corpus.

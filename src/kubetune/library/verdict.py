@@ -17,7 +17,7 @@ from kubetune.base.files import user_cache
 from kubetune.config.code_files import require_functions, require_imports, signature_of
 from kubetune.config.schema import Config, LoraConfig, RewardConfig, TrainingConfig
 from kubetune.config.schema.cluster import KubernetesConfig
-from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig
+from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig, packages_of
 from kubetune.config.schema.model import ModelConfig
 from kubetune.config.schema.tracking import PushConfig, TrackingConfig
 from kubetune.data.reading.hub import HUB_TOKENS, hub_token, require_base_folder, require_model
@@ -127,10 +127,7 @@ def _require_extras(config: Config) -> None:
 def _require_metrics(evaluation: EvaluationConfig) -> None:
     """Raise ConfigError for metrics whose packages, file or functions are not here. The file is read, not run."""
     if evaluation.generate is not None:
-        from kubetune.scoring.metrics import PACKAGES
-
-        wanted = {PACKAGES[name] for name in evaluation.generate.metric if name in PACKAGES}
-        require("evaluation.generate.metric", *sorted(wanted))
+        require("evaluation.generate.metric", *packages_of(evaluation.generate.metric))
     if evaluation.metrics is not None:
         _require_own_metrics(evaluation.metrics)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.config.schema.evaluation import METRICS, GenerateConfig, packages_of
 from kubetune.data.text.answer_targets import (
     INVALID,
     label_pattern,
@@ -26,15 +26,6 @@ from kubetune.extras import require
 from kubetune.scoring.statistics import interval
 
 Measure = Callable[[str, str], float]
-
-# Packages that measures are computed by: the extra `evaluation`.
-PACKAGES: Final = {
-    "rouge_l": "rouge_score",
-    "bleu": "sacrebleu",
-    "chrf": "sacrebleu",
-}
-# Measures that are no mean of rows.
-OF_ALL_ROWS: Final = ("bleu", "chrf")
 
 
 def exact_match(answer: str, reference: str) -> float:
@@ -148,7 +139,7 @@ def _same(ours: Any, theirs: Any) -> bool:
     return True
 
 
-def rouge_l() -> Measure:
+def _rouge_l(_: GenerateConfig) -> Measure:
     """Return ROUGE-L's F-measure, without stemming."""
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -156,22 +147,49 @@ def rouge_l() -> Measure:
     return lambda answer, reference: float(scorer.score(reference, answer)["rougeL"].fmeasure)
 
 
-def _sentence(metric: Any) -> Measure:
+def _bleu(_: GenerateConfig) -> Measure:
+    # Without it short sentences, which have no 4-gram, would have no score.
+    return _of_sentence(_sacrebleu("bleu", effective_order=True))
+
+
+def _chrf(_: GenerateConfig) -> Measure:
+    return _of_sentence(_sacrebleu("chrf"))
+
+
+def _of_sentence(metric: Any) -> Measure:
     return lambda answer, reference: float(metric.sentence_score(answer, [reference]).score)
+
+
+def _plain(measure: Measure) -> Callable[[GenerateConfig], Measure]:
+    """Return what makes a measure that has no settings."""
+    return lambda _: measure
+
+
+# Name of a metric → what makes its measure from the settings. `config/schema/evaluation.METRICS` says what it needs.
+MAKERS: Final[dict[str, Callable[[GenerateConfig], Measure]]] = {
+    "exact_match": _plain(exact_match),
+    "contains": _plain(contains),
+    "regex": lambda wanted: regex(wanted.pattern or ""),
+    "numeric": _plain(numeric),
+    "json_valid": _plain(json_valid),
+    "json_equal": _plain(json_equal),
+    "label": lambda wanted: label(wanted.labels),
+    "token_f1": _plain(token_f1),
+    "rouge_l": _rouge_l,
+    "bleu": _bleu,
+    "chrf": _chrf,
+}
 
 
 def measures_of(
     wanted: GenerateConfig, key: str = "evaluation.generate.metric"
 ) -> dict[str, Measure]:
     """Return the built-in measures that a config asks for, by name. Raise MissingExtra that names the key."""
-    packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
-    require(key, *sorted(packages))
-
+    require(key, *packages_of(wanted.metric))
     measures: dict[str, Measure] = {}
     for name in wanted.metric:
-        if name == "reward":
-            continue  # the run's rewards judge it, which see more than two texts
-        measures[name] = _behind_thoughts(_measure(name, wanted))
+        if name != "reward":
+            measures[name] = _behind_thoughts(MAKERS[name](wanted))
     return measures
 
 
@@ -180,30 +198,9 @@ def _behind_thoughts(measure: Measure) -> Measure:
     return lambda answer, reference: measure(without_thoughts(answer), without_thoughts(reference))
 
 
-def _measure(name: str, wanted: GenerateConfig) -> Measure:
-    if name == "bleu":
-        # Without it short sentences, which have no 4-gram, would have no score.
-        return _sentence(_sacrebleu(name, effective_order=True))
-    if name == "chrf":
-        return _sentence(_sacrebleu(name))
-    if name == "rouge_l":
-        return rouge_l()
-    if name == "regex":
-        return regex(wanted.pattern or "")
-    if name == "label":
-        return label(wanted.labels)
-    return _PLAIN[name]
-
-
-# Measures without settings.
-_PLAIN: Final[Mapping[str, Measure]] = {
-    "exact_match": exact_match,
-    "contains": contains,
-    "numeric": numeric,
-    "json_valid": json_valid,
-    "json_equal": json_equal,
-    "token_f1": token_f1,
-}
+def _is_of_all_rows(name: str) -> bool:
+    # A user's own metric is the mean of its rows.
+    return name in METRICS and METRICS[name].is_of_all_rows
 
 
 def of_all(
@@ -214,7 +211,7 @@ def of_all(
 ) -> float:
     """Return one number for all rows: the mean, but for BLEU and chrF, which are measured over the whole corpus."""
     # Their counts of n-grams are added up before they are divided, so no mean of rows equals them.
-    if name in OF_ALL_ROWS:
+    if _is_of_all_rows(name):
         return float(_corpus_score(name, answers, references).score)
     return math.fsum(scores) / len(scores) if scores else math.nan
 
@@ -226,7 +223,7 @@ def bounds(
     references: Sequence[str],
 ) -> tuple[float, float]:
     """Return the 95 % interval of `of_all`; of BLEU and chrF by sacrebleu's bootstrap of the corpus, the same each time."""
-    if name not in OF_ALL_ROWS:
+    if not _is_of_all_rows(name):
         return interval(scores)
     # sacrebleu holds all samples at once, so of many rows fewer are drawn.
     num_samples = min(1000, max(100, 2**21 // len(answers)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -27,16 +29,52 @@ AnswerMetric = Literal[
     "bleu",
     "chrf",
 ]
-# Metrics that need no right answer.
-WITHOUT_REFERENCE = ("reward", "json_valid")
+
+
+@dataclass(frozen=True)
+class MetricTraits:
+    """What a metric of answers needs and is. What it computes has the same name in `scoring/metrics`."""
+
+    compares: bool = True  # with a right answer, which each row must have
+    # An answer is right or wrong by it: of several drawn answers to a question, some may be right.
+    is_right_or_wrong: bool = False
+    package: str | None = None  # that computes it, of the extra `evaluation`
+    is_of_all_rows: bool = False  # it is measured over the whole corpus, and no mean of rows
+
+
+_RIGHT_OR_WRONG: Final = MetricTraits(is_right_or_wrong=True)
+_SACREBLEU: Final = MetricTraits(package="sacrebleu", is_of_all_rows=True)
+
+METRICS: Final[dict[str, MetricTraits]] = {
+    "reward": MetricTraits(
+        compares=False
+    ),  # the run's rewards judge it, which see more than two texts
+    "exact_match": _RIGHT_OR_WRONG,
+    "contains": _RIGHT_OR_WRONG,
+    "regex": _RIGHT_OR_WRONG,
+    "numeric": _RIGHT_OR_WRONG,
+    "json_valid": MetricTraits(compares=False, is_right_or_wrong=True),
+    "json_equal": MetricTraits(),
+    "label": _RIGHT_OR_WRONG,
+    "token_f1": MetricTraits(),
+    "rouge_l": MetricTraits(package="rouge_score"),
+    "bleu": _SACREBLEU,
+    "chrf": _SACREBLEU,
+}
+
 FORGET_LOSS = "eval_forget_loss"
 
 # Rows that `task: grpo` asks unless the run file says otherwise: answers take longer than reading a row does, and the
 # mean of so many rewards between 0 and 1 is known to 0.1 and better.
 ASKED_BY_REWARD = 100
 
-# Metrics by which an answer is right or wrong: of several drawn answers to a question, some may be right.
-RIGHT_OR_WRONG = ("exact_match", "contains", "regex", "numeric", "json_valid", "label")
+RIGHT_OR_WRONG = tuple(name for name, traits in METRICS.items() if traits.is_right_or_wrong)
+
+
+def packages_of(metrics: Iterable[str]) -> list[str]:
+    """Return the packages that compute some metrics."""
+    packages = {METRICS[name].package for name in metrics}
+    return sorted(package for package in packages if package is not None)
 
 
 def asked_by_reward(evaluation: Any, grpo: GrpoConfig) -> Any:

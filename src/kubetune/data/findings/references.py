@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune.config.metric_names import LANGUAGE_METRICS
 from kubetune.config.schema import RewardConfig, SourceConfig
 from kubetune.config.schema.evaluation import (
-    WITHOUT_REFERENCE,
+    METRICS,
     EvaluationConfig,
     GenerateConfig,
 )
@@ -160,7 +160,7 @@ def without_answers(
 
     `rows`: those of the evaluation data; `unanswered_rows`: of these, the ones without a right answer.
     """
-    comparing = [name for name in evaluation.answer_measures if name not in WITHOUT_REFERENCE]
+    comparing = [name for name in evaluation.answer_measures if METRICS[name].compares]
     if best_metric in LANGUAGE_METRICS:
         comparing.append(best_metric)
     if not unanswered_rows or not comparing:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-from kubetune.config.schema.evaluation import AnswerMetric, GenerateConfig
+from kubetune.config.schema.evaluation import METRICS, AnswerMetric, GenerateConfig
 from kubetune.config.schema.rewards import RewardConfig
 from kubetune.scoring import metrics
 from kubetune.scoring.rewards.json_schemas import conforms, validator_of
@@ -44,7 +44,7 @@ def _measure(name: str, settings: Settings) -> metrics.Measure:
     measure = metrics.measures_of(wanted, f"rewards: {name}")[name]
     # The measures of sacrebleu go to 100.
     most = 1.0
-    if name in metrics.OF_ALL_ROWS:
+    if METRICS[name].is_of_all_rows:
         most = 100.0
     return lambda answer, reference: measure(answer, reference) / most
 
