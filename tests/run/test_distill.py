@@ -26,10 +26,12 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, distill
+from kubetune.training import worker
+from kubetune.training.reference import teacher
 from kubetune.training.rollouts import rollout_records
 from tests import toy
 from tests.architectures import save_model
-from tests.ranks import run_ranks
+from tests.ranks import run_ranks, started, wait_all
 
 slow = pytest.mark.slow
 Difference = tuple[str, float, float]
@@ -278,6 +280,36 @@ def test_given_answers_that_the_data_lack_are_named(inputs: Path, tmp_path: Path
     (code,) = toy.train(run_dir)
     assert code == 2
     assert "1 of 1 rows" in toy.log_of(run_dir)
+
+
+def test_what_a_teacher_said_is_kept_and_the_same(inputs: Path, tmp_path: Path) -> None:
+    data = {"cache": str(tmp_path / "cache")}
+    settings: dict[str, Any] = {"support": "teacher_k", "top_k": 8, "beta": 0.5}
+    config = config_of(inputs, distill=settings, data=data)
+    run_dir = toy.make_run(tmp_path / "killed", config)
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:reference:3"}) == [-9]
+    assert len(list((tmp_path / "cache").rglob("*.parts/*.npz"))) == 2
+    assert toy.train(run_dir, 2) == [0, 0]
+    again = toy.finished(tmp_path / "again", config)
+    log = toy.log_of(again)
+    assert "loading the teacher" not in log
+    assert f"under the teacher {inputs / 'teacher'}: found" in log
+    toy.require_like(run_dir, again)
+    # Too large to be kept: the teacher is asked at each step.
+    other = {**settings, "lmbda": 0.0}
+    asked = toy.make_run(tmp_path / "asked", config_of(inputs, distill=other, data=data))
+    with started(trained_unkept, 1, [str(asked)]) as ranks:
+        assert wait_all(ranks) == [0]
+    assert "is asked at each step" in toy.log_of(asked)
+    toy.require_like(asked, again)
+    # Another temperature is another question.
+    warmer = config_of(inputs, {"max_steps": 1}, distill={**settings, "temperature": 2}, data=data)
+    assert "computed in" in toy.log_of(toy.finished(tmp_path / "warmer", warmer))
+
+
+def trained_unkept(words: list[str]) -> int:
+    teacher.MOST_BYTES = 1  # type: ignore[misc]
+    return worker.main(words)
 
 
 def test_a_run_is_a_teacher(inputs: Path, tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ class Batch:
     # fp64 [samples, 2] log-probabilities of a pair's answers before training. A pair is two sequences, the chosen first.
     reference: Tensor | None = None
 
+    teacher: Tensor | None = None  # fp32 [labels, numbers] what a teacher says of each
+
     totals: object = None  # what a task needs to know about the whole global batch
     tree: PrefixTree | None = None  # set if rows share prefixes, which are sequences of their own
     drawn: DrawnAnswers | None = None  # of answers that the model drew itself

@@ -299,6 +299,9 @@ def batch_of(
         batch = replace(batch, targets=torch.from_numpy(rows.targets[ids]))
     if rows.reference is not None:
         batch = replace(batch, reference=torch.from_numpy(rows.reference[ids]))
+    if rows.teacher is not None:
+        numbers = rows.teacher[rows.label_places(ids)]
+        batch = replace(batch, teacher=torch.from_numpy(numbers))
     return batch
 
 

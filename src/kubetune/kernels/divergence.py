@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Numbers of each token besides its loss: `config/metric_names.DISTILL_MEASURES` names them.
 NUM_MEASURES: Final = 6
+# Labels of which a teacher's numbers are computed at a time.
+ROWS_KEPT: Final = 256
 
 
 class Events(NamedTuple):
@@ -78,6 +80,38 @@ class LocalTeacher:
     def at(self, span: slice, ids: Tensor) -> Events:
         """Return the log-probabilities of these tokens, int64 `[rows, k]`."""
         return events_of(self.whole(span), ids)
+
+
+@dataclass(frozen=True)
+class KeptTeacher:
+    """What `kept_numbers` kept of a teacher."""
+
+    numbers: Tensor  # fp32 [labels, 2 k + 1]
+
+    def whole(self, span: slice) -> Tensor:
+        """Raise AssertionError: only the likeliest tokens are kept."""
+        raise AssertionError("only numbers of the likeliest tokens are kept")
+
+    def likeliest(self, span: slice, number: int) -> Events:
+        """Return the likeliest tokens, in falling order."""
+        of_rows = self.numbers[span]
+        ids = of_rows[:, :number].contiguous().view(torch.int32).long()
+        return Events(ids, of_rows[:, number:-1], of_rows[:, -1])
+
+    def at(self, span: slice, ids: Tensor) -> Events:
+        """Raise AssertionError: only the likeliest tokens are kept."""
+        raise AssertionError("only numbers of the likeliest tokens are kept")
+
+
+def kept_numbers(teacher: Teacher, labels: int, number: int) -> Tensor:
+    """Return ids as bits of fp32, log-probabilities and the rest of the likeliest tokens, `[labels, 2 number + 1]`."""
+    parts = []
+    # As few rows at a time as the head of the model takes: a vocabulary is wide.
+    for start in range(0, labels, ROWS_KEPT):
+        events = teacher.likeliest(slice(start, start + ROWS_KEPT), number)
+        ids = events.ids.int().view(torch.float32)
+        parts.append(torch.cat([ids, events.logps, events.rest[:, None]], 1))
+    return torch.cat(parts)
 
 
 def events_of(logps: Tensor, ids: Tensor) -> Events:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kubetune.config.metric_names import DISTILL_MEASURES
 from kubetune.kernels.cross_entropy import Head
-from kubetune.kernels.divergence import LocalTeacher, linear_divergence
+from kubetune.kernels.divergence import KeptTeacher, LocalTeacher, Teacher, linear_divergence
 from kubetune.models import fsdp
 from kubetune.models.attention_hooks import packed
 from kubetune.tasks.causal_lm import CausalLM, head_of
@@ -60,8 +60,10 @@ def settings_of(learner: Learner) -> DistillConfig:
 
 
 @torch.no_grad()
-def teacher_of(learner: Learner, batch: Batch) -> LocalTeacher:
+def teacher_of(learner: Learner, batch: Batch) -> Teacher:
     """Return what the teacher knows of the labels of a micro-batch."""
+    if batch.teacher is not None:
+        return KeptTeacher(batch.teacher)
     teacher = learner.teacher
     assert teacher is not None, "what is distilled has a teacher"
     with packed(batch.cu_seqlens, parents=batch.parents):
@@ -77,7 +79,7 @@ def _of_labels(hidden: Tensor, batch: Batch) -> Tensor:
 
 
 def _summed_loss(
-    learner: Learner, batch: Batch, teacher: LocalTeacher, scale: float
+    learner: Learner, batch: Batch, teacher: Teacher, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return `scale` × the summed loss of the labels of a micro-batch, and the sums of their measures."""
     hidden = _of_labels(learner.hidden(learner, batch), batch)

@@ -86,6 +86,8 @@ class Rows:
         self.weights = tuple(weights)
         # Log-probabilities of both answers under the model before its first step, [rows, 2]; training computes them.
         self.reference: NDArray[np.float64] | None = None
+        # What a teacher says of each label, `[labels of all rows, numbers]`.
+        self.teacher: NDArray[np.float32] | None = None
 
     def _map(self, name: str) -> NDArray[Any]:
         """Return a file as an array. Its pages are read when they are used, and shared by all ranks of a node."""
@@ -131,6 +133,18 @@ class Rows:
     def trained_counts(self) -> NDArray[np.int64]:
         """Labels of each row, `[rows]`."""
         return self._map("labels").astype(np.int64)
+
+    @cached_property
+    def _label_ends(self) -> NDArray[np.int64]:
+        return np.cumsum(self.trained_counts)
+
+    def label_places(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of the labels of some rows among those of all rows, row after row."""
+        places = [np.empty(0, np.int64)]
+        for row in ids:
+            end = self._label_ends[row]
+            places.append(np.arange(end - self.trained_counts[row], end, dtype=np.int64))
+        return np.concatenate(places)
 
     @cached_property
     def source(self) -> NDArray[np.uint16]:

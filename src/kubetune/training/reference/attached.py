@@ -8,6 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,12 +18,13 @@ import torch
 from kubetune.base import logs, whole_folder
 from kubetune.data.prepared import identity
 from kubetune.data.prepared.prepare import Prepared
+from kubetune.data.prepared.rows import Rows
 from kubetune.distributed import process_group
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import implementation
 from kubetune.rundir import metrics
-from kubetune.training.reference.logp_tables import read_tables, write_tables
-from kubetune.training.reference.scores import scores
+from kubetune.training.reference.logp_tables import Tables, read_tables, write_tables
+from kubetune.training.reference.scores import OF_ANSWERS, Asked, scores
 from kubetune.training.start.rank_start import RankStart
 
 # Raise it when the same rows would give other numbers, or when the form of the files changes.
@@ -33,48 +37,70 @@ def attach(start: RankStart, learner: Learner, dtype: torch.dtype, *, share_pref
     `share_prefixes`: compute prefixes that rows share once. Raise ModelError if a log-probability is not finite.
     """
     data = start.data
-    world = start.world
     splits = {"train": data.train}
     if data.eval is not None:
         splits["eval"] = data.eval
-
-    # All ranks agree on the name of the file, and on whether it has to be computed: nodes need not share a disk.
     key = None
-    if world.is_main:
+    if start.world.is_main:
         assert start.base is not None, "rank 0 has it"
         key = _fingerprint(learner, dtype, data, start.base, share_prefixes)
-    key = process_group.broadcast(key, world)
+    place = Place(start, "reference", key, "the model before training")
+    asking = partial(scores, learner, share_prefixes=share_prefixes)
+    tables = tables_of(place, splits, OF_ANSWERS, asking)
+    for split, rows in splits.items():
+        rows.reference = tables[split]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run keeps what a model says of its rows."""
+
+    start: RankStart
+    kind: str  # of the file, and of the event that says how it was come by
+    key: str | None  # on rank 0: the digest of all that decides the numbers
+    whose: str  # model, for the log
+
+
+def tables_of(
+    place: Place, splits: Mapping[str, Rows], asked: Asked, ask: Callable[..., Tables]
+) -> Tables:
+    """Return what a model says of the rows of some splits, computed once for all runs. All ranks call it.
+
+    `ask`: `scores` with the model that is asked if the file is missing.
+    """
+    start = place.start
+    data = start.data
+    world = start.world
+    # All ranks agree on the name of the file, and on whether it has to be computed: nodes need not share a disk.
+    key: str = process_group.broadcast(place.key, world)
 
     # Beside the prepared rows, which many runs share.
-    path = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
+    path = data.path.with_name(f"{data.path.name}.{place.kind}-{key[:32]}.npz")
     parts = path.with_suffix(".parts")
     began = time.perf_counter()
-    tables = read_tables(path, splits)
+    tables = read_tables(path, {split: asked.shape(rows) for split, rows in splits.items()})
     is_missing = process_group.agree(tables is None, world)
     # If one rank lacks them, all compute: the model may be sharded.
     if is_missing or tables is None:
-        tables = scores(learner, splits, start.plan, world, parts, share_prefixes=share_prefixes)
+        tables = ask(splits, start.plan, world, parts, asked=asked)
         # One rank of each node writes: nodes may share a disk or not.
         if world.local_rank == 0:
             write_tables(path, tables)
             whole_folder.remove(parts)
-    for split, rows in splits.items():
-        rows.reference = tables[split]
 
-    if not world.is_main:
-        return
-
-    seconds = time.perf_counter() - began
-    num_rows = sum(len(rows) for rows in splits.values())
-    source = "found"
-    if is_missing:
-        source = f"computed in {seconds:.1f} s"
-    logs.MODEL.info(
-        "log-probabilities of %s rows under the model before training: %s", f"{num_rows:,}", source
-    )
-    metrics.record_event(
-        start.run_dir, "reference", rows=num_rows, reused=not is_missing, seconds=seconds
-    )
+    if world.is_main:
+        seconds = time.perf_counter() - began
+        num_rows = sum(len(rows) for rows in splits.values())
+        source = "found"
+        if is_missing:
+            source = f"computed in {seconds:.1f} s"
+        logs.MODEL.info(
+            "log-probabilities of %s rows under %s: %s", f"{num_rows:,}", place.whose, source
+        )
+        metrics.record_event(
+            start.run_dir, place.kind, rows=num_rows, reused=not is_missing, seconds=seconds
+        )
+    return tables
 
 
 def _fingerprint(

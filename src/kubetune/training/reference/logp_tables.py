@@ -1,8 +1,10 @@
-"""Tables of log-probabilities on disk. Every run on the same data and the same base finds them beside the prepared data.
+"""Tables of log-probabilities on disk. Every run on the same data and the same model finds them beside the prepared data.
 
 DATA.reference-3c4d.npz       train [rows, 2], eval [rows, 2]; written when all is done
 DATA.reference-3c4d.parts/    until then: one file for each part that is done
     5e6f.npz                        train.ids [2, 0, 5], train [3, 2]: the results of rows 2, 0 and 5
+
+A teacher's tables are wider, with a line for each label in place of each row.
 """
 
 from __future__ import annotations
@@ -19,26 +21,24 @@ from numpy.typing import NDArray
 
 from kubetune.base import files
 from kubetune.data.order import Ids
-from kubetune.data.prepared.rows import Rows
 
-# Split -> log-probabilities of the two answers of each row, [rows, 2]; NaN for those still unknown.
-Tables = dict[str, NDArray[np.float64]]
+# Split -> log-probabilities of the two answers of each row, [rows, 2], or numbers of each label; NaN: still unknown.
+Tables = dict[str, NDArray[Any]]
 
 
 class UnitLogps(NamedTuple):
     """The result of a unit, rows that are run together."""
 
     split: str
-    ids: Ids  # [rows]
-    values: NDArray[np.float64]  # [rows, 2] log-probabilities of both answers
+    ids: Ids  # [rows] the lines of the table
+    values: NDArray[Any]  # [rows, 2] log-probabilities of both answers
 
 
-def read_tables(path: Path, splits: Mapping[str, Rows]) -> Tables | None:
-    """Return the tables in a file, None if one is missing or incomplete."""
+def read_tables(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Tables | None:
+    """Return the tables in a file, None if one is missing or incomplete. `expected`: the shape of each."""
     tables = _load(path)
     # Other shapes are those of other data, or of a file that is cut off.
     shapes = {split: table.shape for split, table in tables.items()}
-    expected = {split: (len(rows), 2) for split, rows in splits.items()}
     if shapes != expected:
         return None
     return tables

@@ -10,9 +10,10 @@ ranks, so a later start on any number of ranks does exactly the units that no pa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,11 @@ from kubetune.rundir import heartbeat
 from kubetune.tasks import preference
 from kubetune.training.reference.logp_tables import Tables, UnitLogps, take_up, write_part
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kubetune.batching.batch import Batch
+
 # Number of parts in which the work is written; a kill loses at most one of them.
 PARTS: Final = 128
 
@@ -40,6 +46,28 @@ class Unit(NamedTuple):
 
     split: str
     ids: Ids  # [rows]
+    lines: Ids  # of the table: the rows, or their labels
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model is asked about each batch, and the table that keeps the answers."""
+
+    of_batch: Callable[[Learner, Batch], NDArray[Any]]  # [lines, numbers]
+    lines: Callable[[Rows, Ids], Ids]  # of the table, for some rows in order
+    shape: Callable[[Rows], tuple[int, int]]  # of the table
+    dtype: Any
+    whose: str  # model, for messages
+
+
+# Log-probabilities of the two answers of each row under the model before training.
+OF_ANSWERS: Final = Asked(
+    preference.log_probabilities,
+    lambda _, ids: ids,
+    lambda rows: (len(rows), 2),
+    np.float64,
+    "the model, before any training,",
+)
 
 
 def scores(
@@ -50,6 +78,7 @@ def scores(
     parts: Path | None = None,
     *,
     share_prefixes: bool = False,
+    asked: Asked = OF_ANSWERS,
 ) -> Tables:
     """Return the tables of the model with its adapter off, for the rows of some splits.
 
@@ -58,7 +87,7 @@ def scores(
     # What earlier starts have done.
     tables = {}
     for split, rows in splits.items():
-        tables[split] = np.full((len(rows), 2), np.nan)
+        tables[split] = np.full(asked.shape(rows), np.nan, asked.dtype)
     if parts is not None:
         for part in sorted(parts.glob("*.npz")):
             take_up(part, tables)
@@ -67,7 +96,7 @@ def scores(
     for split, rows in splits.items():
         everything = np.arange(len(rows))
         for ids in groups(rows, plan, everything, padding_free=learner.route.padding_free):
-            units.append(Unit(split, ids))
+            units.append(Unit(split, ids, asked.lines(rows, ids)))
 
     missing = _missing(units, tables, world)
     if len(missing) < len(units) and world.is_main:
@@ -78,6 +107,7 @@ def scores(
     units_of_rank = max(1, math.ceil(len(missing) / (PARTS * world.size)))
     size = units_of_rank * world.size
 
+    is_training = learner.model.training
     learner.model.eval()
     try:
         for start in range(0, len(missing), size):
@@ -87,15 +117,16 @@ def scores(
                 missing[start : start + size],
                 world,
                 share_prefixes,
+                asked,
             )
             for of_unit in logps:
-                _require_finite(of_unit)
+                _require_finite(of_unit, asked.whose)
                 tables[of_unit.split][of_unit.ids] = of_unit.values
             if parts is not None and world.local_rank == 0:
                 write_part(parts, logps)
     finally:
         fsdp.close(learner.lm)
-        learner.model.train()
+        learner.model.train(is_training)
 
     return tables
 
@@ -104,7 +135,7 @@ def _missing(units: Sequence[Unit], tables: Tables, world: World) -> list[Unit]:
     """Return the units that are missing on at least one rank: nodes need not share a disk."""
     has_unit = []
     for unit in units:
-        values = tables[unit.split][unit.ids]
+        values = tables[unit.split][unit.lines]
         has_unit.append(not np.isnan(values).any())
 
     # Done is what every node has.
@@ -123,13 +154,15 @@ def _logps(
     units: Sequence[Unit],
     world: World,
     share_prefixes: bool,
+    asked: Asked,
 ) -> list[UnitLogps]:
     """Run some units, which are dealt to the ranks in turn. Return the results of all, the same on all ranks."""
     mine = list(units[world.rank :: world.size])
     if fsdp.is_sharded(learner.model):
         # All ranks take part in each forward, so a rank without a unit runs one of no rows.
         most = math.ceil(len(units) / world.size)
-        empty = Unit(next(iter(splits)), np.empty(0, np.int64))
+        nothing = np.empty(0, np.int64)
+        empty = Unit(next(iter(splits)), nothing, nothing)
         mine += [empty] * (most - len(mine))
 
     readers = {split: picture_reader(rows) for split, rows in splits.items()}
@@ -142,8 +175,8 @@ def _logps(
             readers[unit.split],
             share_prefixes=share_prefixes,
         )
-        values = preference.log_probabilities(learner, batch.to(world.device))
-        logps.append(UnitLogps(unit.split, unit.ids, values))
+        values = asked.of_batch(learner, batch.to(world.device))
+        logps.append(UnitLogps(unit.split, unit.lines, values))
 
     of_all = []
     for of_rank in process_group.gather(logps, world):
@@ -151,14 +184,13 @@ def _logps(
     return of_all
 
 
-def _require_finite(of_unit: UnitLogps) -> None:
-    """Raise ModelError, naming the first row, if a log-probability is not finite."""
+def _require_finite(of_unit: UnitLogps, whose: str) -> None:
+    """Raise ModelError, naming the first line, if a log-probability is not finite."""
     is_finite = np.isfinite(of_unit.values).all(1)
     if is_finite.all():
         return
     first = int(np.argmin(is_finite))
     raise errors.ModelError(
-        f"the model says {of_unit.values[first].tolist()} of the answers of {of_unit.split} row "
-        f"{int(of_unit.ids[first]):,}, before any training; expected log-probabilities. Its weights may be damaged, or "
-        "model.dtype too narrow"
+        f"{whose} says {of_unit.values[first][:2].tolist()} of {of_unit.split} line {int(of_unit.ids[first]):,}; expected "
+        "log-probabilities. Its weights may be damaged, or model.dtype too narrow"
     )

@@ -11,12 +11,13 @@ from kubetune.training.judgement import open_judge, require_metric
 from kubetune.training.movement import Movement
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.reference.attached import attach
+from kubetune.training.reference.teacher import with_teacher
 from kubetune.training.run import Run
 from kubetune.training.saving.checkpoint_copies import writes_in_background
 from kubetune.training.saving.checkpoint_writers import writer_of
 from kubetune.training.saving.checkpointer import Checkpointer
 from kubetune.training.start.feeding import make_batches
-from kubetune.training.start.model_parts import build_model, with_optimizer, with_teacher
+from kubetune.training.start.model_parts import build_model, with_optimizer
 from kubetune.training.start.rank_start import RankStart
 from kubetune.training.start.start_log import log_model, log_padding
 

@@ -1,0 +1,157 @@
+"""The teacher of `task: distill`: a frozen model beside the one that learns, or what it once said of the rows.
+
+With `lmbda: 0` and `support: teacher_k` the rows are given and few numbers of each label are needed, so they are kept
+beside the prepared data as the reference of preferences is, and later starts do not load the teacher. A label's line:
+
+    ids of the k likeliest tokens, as bits of fp32    their k log-probabilities    that of all others
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.base.humanize import size
+from kubetune.distributed import process_group
+from kubetune.distributed.main_rank import raise_first
+from kubetune.kernels.divergence import kept_numbers
+from kubetune.models.learner import Learner
+from kubetune.models.loading import choose_dtype
+from kubetune.rundir import heartbeat, metrics
+from kubetune.scoring.rewards.model_sources import ModelSource, source_of
+from kubetune.scoring.rewards.models import load_teacher
+from kubetune.scoring.rewards.named_models import NamedModel
+from kubetune.tasks import distill
+from kubetune.training.reference.attached import Place, tables_of
+from kubetune.training.reference.scores import Asked, scores
+from kubetune.training.start.rank_start import RankStart
+
+if TYPE_CHECKING:
+    from kubetune.batching.batch import Batch
+
+# Raise it when the same rows would give other numbers, or when the form of the files changes.
+FORMAT: Final = 1
+# Of the numbers that are kept: each rank holds them in memory.
+MOST_BYTES: Final = 4 << 30
+
+
+def with_teacher(start: RankStart, learner: Learner) -> Learner:
+    """Return the learner with the frozen model that it learns from, or with rows that know its numbers.
+
+    All ranks call it. Raise ConfigError or ModelError for a teacher that cannot be used, or has another vocabulary.
+    """
+    source = _raised_together(start, partial(_source, start))
+    load = partial(_raised_together, start, partial(_loaded, start, learner, source))
+    if start.world.is_main:
+        metrics.record_event(start.run_dir, "teacher", name=source.name, digest=source.digest)
+    if not _is_kept(start):
+        return replace(learner, teacher=load())
+
+    key = _fingerprint(start, source) if start.world.is_main else None
+    place = Place(start, "teacher", key, f"the teacher {source.name}")
+    asked = Asked(
+        partial(_numbers, learner),
+        lambda rows, ids: rows.label_places(ids),
+        lambda rows: (int(rows.trained_counts.sum()), _width(start)),
+        np.float32,
+        place.whose,
+    )
+
+    def ask(*args: Any, **keys: Any) -> Any:
+        return scores(load(), *args, **keys)
+
+    start.data.train.teacher = tables_of(place, {"train": start.data.train}, asked, ask)["train"]
+    return learner
+
+
+def _raised_together(start: RankStart, function: Any) -> Any:
+    """Return what a function returns. Raise on all ranks what any of them met: others would wait for it."""
+    failure = None
+    result = None
+    try:
+        result = function()
+    except errors.KubetuneError as error:
+        failure = error
+    raise_first(process_group.gather(failure, start.world))
+    return result
+
+
+def _source(start: RankStart) -> ModelSource:
+    named = NamedModel.of_distillation(start.model.distill)
+    return source_of(named, local_files_only=start.model.model.local_files_only)
+
+
+def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
+    """Return the teacher. Raise ConfigError or ModelError for one that cannot be used."""
+    data = start.data
+    heartbeat.beat("loading")
+    logs.STEP.info("loading the teacher %s", source.name)
+    longest = data.longest
+    if start.config.draws_answers:
+        longest += start.model.grpo.max_completion_length
+    teacher = load_teacher(source, data.tokenizer, start.world.device, longest)
+    own = learner.lm.config.get_text_config().vocab_size
+    others = teacher.lm.config.get_text_config().vocab_size
+    if own != others:
+        raise errors.ModelError(
+            f"{source.key}: the teacher {source.name} gives {others:,} probabilities for each token, the model "
+            f"{start.model.model.path} {own:,}; expected a teacher of the same vocabulary"
+        )
+    return teacher
+
+
+def _width(start: RankStart) -> int:
+    """Return how many numbers are kept of a label."""
+    return 2 * start.model.distill.top_k + 1
+
+
+def _is_kept(start: RankStart) -> bool:
+    """True if the teacher is asked once, and what it said is kept."""
+    settings = start.model.distill
+    if settings.lmbda > 0 or settings.support != "teacher_k":
+        return False
+    num_bytes = 4 * _width(start) * int(start.data.train.trained_counts.sum())
+    if num_bytes > MOST_BYTES:
+        logs.MODEL.info(
+            "the teacher is asked at each step, since its numbers would take %s, more than %s; a smaller top_k takes less",
+            size(num_bytes),
+            size(MOST_BYTES),
+        )
+        return False
+    return True
+
+
+def _numbers(learner: Learner, teacher: Learner, batch: Batch) -> Any:
+    """Return what is kept of each label of a batch, fp32 `[labels, 2 k + 1]`."""
+    settings = distill.settings_of(learner)
+    if not batch.num_labels:
+        return np.empty((0, 2 * settings.top_k + 1), np.float32)
+    with torch.no_grad():
+        of_batch = distill.teacher_of(replace(learner, teacher=teacher), batch)
+        return kept_numbers(of_batch, batch.num_labels, settings.top_k).cpu().numpy()
+
+
+def _fingerprint(start: RankStart, source: ModelSource) -> str:
+    """Return the SHA-256 of all that decides the numbers."""
+    settings = start.model.distill
+    facts = {
+        "format": FORMAT,
+        "data": start.data.fingerprint,
+        "teacher": source.digest,
+        "dtype": str(choose_dtype(source.spec.model.dtype, start.world.device)),
+        "attention": source.spec.model.attention,
+        "quantization": source.spec.quantization,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        # A model of other outputs is compared with the teacher anew.
+        "outputs": start.model.model.path,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
