@@ -62,7 +62,7 @@ class Asked:
 
 # Log-probabilities of the two answers of each row under the model before training.
 OF_ANSWERS: Final = Asked(
-    preference.log_probabilities,
+    lambda learner, batch: preference.log_probabilities(learner, batch),
     lambda _, ids: ids,
     lambda rows: (len(rows), 2),
     np.float64,
