@@ -239,8 +239,10 @@ def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
     )
     assert ahead(*twice, gpus=8, gib=800).parts[summed] == 4 * WEIGHTS.parameters
     assert summed not in ahead(*twice, gpus=8, gib=80).parts, "too much of such a device"
-    lora = ahead("lora.r=16", "training.parallelism=fsdp", gpus=8).parts
+    lora = ahead("lora.r=16", "training.parallelism=shard_base", gpus=8).parts
     assert "gradient of the head, whole" not in lora
+    borrowed = lora["weights, borrowed: two layers, or one and a table of tokens"]
+    assert borrowed == 2 * (layer + 151_936 * 4096), "the head is larger than a layer"
 
 
 def test_a_classifiers_head_counts_for_nothing() -> None:

@@ -98,7 +98,7 @@ def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Con
     [
         (["lora.r=16"], 1, True),
         (["lora.r=16", "training.compile=false"], 1, False),
-        (["lora.r=16", "training.parallelism=fsdp"], 4, False),
+        (["lora.r=16", "training.parallelism=shard_base"], 4, True),
         (["training.parallelism=fsdp"], 8, False),
     ],
     ids=["compiled", "not compiled", "gathered layers", "sharded, in full"],

@@ -112,8 +112,9 @@ def _compiles(
     world: World,
 ) -> bool:
     """Return what `training.compile` means for all ranks."""
-    # Compiled forwards are proved on the modules at hand. In a sharded model these have only slices of their weights.
-    wants = not is_sharded(model) and wants_compile(setting, model, workload, world.device)
+    # Compiled forwards are proved on the modules at hand. Under FSDP2 these have only slices of their weights.
+    is_sliced = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    wants = not is_sliced and wants_compile(setting, model, workload, world.device)
     # Compiled kernels are tried on a batch of all ranks, so all have them or none.
     return not agree(not wants, world)
 

@@ -76,7 +76,7 @@ def expects_compiling(work: RankWork, parameters: int) -> bool:
     """True if a run will compile its pointwise kernels. On a GPU a compiler is taken to be installed."""
     if work.device == "cpu":
         return work.compile is True
-    if work.is_sharded:  # slices of weights are not compiled
+    if work.is_sharded and work.lora is None:  # slices of weights are not compiled
         return False
     if work.compile != "auto":
         return bool(work.compile)

@@ -128,7 +128,8 @@ def forecast(
         comes_and_goes = logits + sum(kept.parts.values()) + sum(borrowed.values())
         drawing = _drawing_bytes(work, weights, shape)
         if borrowed:
-            drawing += work.element * weights.parameters  # all ranks' slices are gathered
+            # All ranks' parts are gathered.
+            drawing += _weight_bytes(work, weights)
         parts["drawing answers, beyond what a step takes"] = max(0, drawing - comes_and_goes)
     parts |= kept.parts
     parts["logits, a chunk at a time"] = logits
@@ -219,8 +220,9 @@ def _sharing_parts(
 ) -> dict[str, int]:
     """Return what ranks hold in addition to their own slices: what they borrow, and what is on its way between them.
 
-    Layers are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
-    stays gathered from the beginning of the forward to the end of the backward.
+    Layers are gathered one by one, the next one ahead. In full fine-tuning embeddings, head and last norm form a group
+    around them that stays gathered from the beginning of the forward to the end of the backward. Of a frozen base each
+    is gathered when it is used, like a layer, and arrives where it is used.
     """
     in_layers = _linear_parameters(weights)
     for stack in stacks(weights):
@@ -228,15 +230,14 @@ def _sharing_parts(
     layer = in_layers // shape.layers
     around = weights.parameters - layer * shape.layers
     element = work.element
-    gathered = {
-        "weights, gathered: two layers and what lies around them": (2 * layer + around) * element
-    }
+    table = int(weights.text_config.get("vocab_size") or 0) * shape.hidden
     if work.lora is not None:
-        return gathered | {"a layer on its way between the ranks": layer * element}
-    head = 0
-    if not work.classifies:
-        head = int(weights.text_config.get("vocab_size") or 0) * shape.hidden
-    parts = gathered | {
+        layer_bytes = (_weight_bytes(work, weights) - around * element) // shape.layers
+        two = layer_bytes + max(layer_bytes, table * element)
+        return {"weights, borrowed: two layers, or one and a table of tokens": two}
+    head = 0 if work.classifies else table
+    parts = {
+        "weights, gathered: two layers and what lies around them": (2 * layer + around) * element,
         # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
         "a layer on its way between the ranks": layer * (element + 8),
         "gradient of the head, whole": 4 * head,
@@ -326,7 +327,8 @@ def _changes(
         change_training(text, per_device_train_batch_size=batch)
     # Spread the weights over the GPUs.
     if training.parallelism == "ddp" and plan.world_size > 1:
-        change_training("training.parallelism: fsdp", parallelism="fsdp")
+        wanted = "fsdp" if lora is None else "shard_base"
+        change_training(f"training.parallelism: {wanted}", parallelism=wanted)
     # Train less, or in fewer bits: another result.
     if lora is None:
         change_training("training.optim: adamw_8bit", optim="adamw_8bit")

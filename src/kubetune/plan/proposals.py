@@ -26,8 +26,6 @@ from kubetune.plan.forecast import Forecast
 from kubetune.plan.memory import USABLE_SHARE
 from kubetune.plan.plan import Plan
 
-# From the least that the GPUs have to send each other to the most.
-PARALLELISMS = ("ddp", "fsdp")
 MOST_GPUS = 1024
 GPUS_OF_A_NODE = 8
 
@@ -117,7 +115,7 @@ def propose(run: Run, pool: GpuPool) -> Proposals:
     refused = []
     base = _Base.of(run, pool)
     for method in _methods(run.config):
-        for parallelism in PARALLELISMS:
+        for parallelism in _parallelisms(method.get("lora", run.config.lora)):
             if parallelism != "ddp" and pool.gpus == 1:
                 continue
             changes = {**method, "training.parallelism": parallelism}
@@ -131,6 +129,11 @@ def propose(run: Run, pool: GpuPool) -> Proposals:
     # Sorting keeps the order of methods and of parallelisms among equals.
     ways.sort(key=lambda way: (not way.fits, not way.gives_same))
     return Proposals(pool, ways, refused)
+
+
+def _parallelisms(lora: object) -> tuple[str, str]:
+    """Return the ways to share the work of several GPUs, from the least that they have to send each other to the most."""
+    return "ddp", "fsdp" if lora is None else "shard_base"
 
 
 def _methods(config: Config) -> Iterator[dict[str, Any]]:

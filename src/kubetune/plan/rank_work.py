@@ -19,7 +19,7 @@ class RankWork:
     task: str
     device: Literal["cuda", "cpu"]
     ranks: int  # processes of the run, on all nodes
-    is_sharded: bool  # training.parallelism: fsdp, on several ranks or one
+    is_sharded: bool  # training.parallelism: fsdp or shard_base, on several ranks or one
     trainable: Trainable  # which parameters learn
     quantization: str  # of the base: none, 4bit, fp4 or 8bit, with `auto` decided
     dtype: str  # model.dtype
@@ -63,7 +63,7 @@ class RankWork:
             task=config.task,
             device=plan.device,
             ranks=plan.world_size,
-            is_sharded=training.parallelism == "fsdp",
+            is_sharded=training.parallelism != "ddp",
             trainable=Trainable(config.lora, config.sight),
             quantization=quantization_of(config.quantization, config.lora, plan),
             dtype=config.model.dtype,
