@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kubetune import errors
 from kubetune.config.schema import Config
+from kubetune.distributed.process_group import World
+from kubetune.models import base_shards, fsdp
+from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import checkpoints
 from tests import toy
 from tests.architectures import save_model
+from tests.ranks import run_ranks
 
 slow = pytest.mark.slow
 
@@ -77,3 +84,56 @@ def test_every_kind_of_base_and_adapter_has_the_same_bits(
     )
     assert toy.digests(ours) == toy.digests(theirs)
     assert "the base is cut over 2 ranks" in toy.log_of(ours)
+
+
+def bytes_of_tensors() -> int:
+    """Return the bytes of all tensors of this process."""
+    storages = {}
+    for value in gc.get_objects():
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def memory_of_reading(world: World, config: Config) -> tuple[int, int, int]:
+    """Return the most bytes that a rank held while it read a model, those that it keeps, and all that are cut."""
+    most = 0
+    give_back = base_shards.Unit.give_back
+
+    def measuring(unit: base_shards.Unit) -> None:
+        nonlocal most
+        most = max(most, bytes_of_tensors())
+        give_back(unit)
+
+    base_shards.Unit.give_back = measuring  # type: ignore[method-assign]
+    before = bytes_of_tensors()
+    model = fsdp.load(AutoModelForCausalLM, ModelSpec.of(config), config.training, world)
+    shards = base_shards.of(model)
+    assert shards is not None
+    assert sum(unit.part.nbytes for unit in shards.units) == shards.held_bytes
+    return most - before, shards.held_bytes, shards.nbytes
+
+
+@pytest.mark.parametrize(
+    "quantization", ["none", pytest.param("4bit", marks=slow), pytest.param("8bit", marks=slow)]
+)
+def test_no_rank_ever_holds_the_whole_base(inputs: Path, tmp_path: Path, quantization: str) -> None:
+    shape = LlamaConfig(
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+        vocab_size=4_000,
+    )
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path)
+    # Read in another dtype than the file has: else what is read is pages of the file.
+    model = {"path": str(tmp_path), "dtype": "bfloat16"}
+    config = make_config(inputs, "shard_base", model=model, quantization=quantization)
+    for most, held, whole in run_ranks(memory_of_reading, 2, config):
+        print(
+            f"{quantization}: {whole:,} bytes are cut, {held:,} held, {most:,} at most while reading"
+        )
+        assert held == pytest.approx(whole / 2, rel=0.01)
+        # Half of the base, a layer that is read, and the tables, which are cut last.
+        assert most < held + 2 * whole / 16 + 2 * 2 * 4_000 * 512

@@ -16,20 +16,24 @@ gradients are summed as those of any run. What is small (norms, biases) or used 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kubetune import errors
 from kubetune.base import fault_injection, logs
 from kubetune.base.humanize import size
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
+from kubetune.models import patches, weight_files
 from kubetune.plan.model_shapes import TOWERS
 
 # Tensors begin at multiples of so many bytes, as kernels expect of memory that is allocated.
@@ -38,6 +42,8 @@ ALIGNMENT = 256
 _TOWERS = frozenset(TOWERS)
 # torch 2.13 has renamed it, and warns of the old name.
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+# transformers' variable that keeps it from reading in threads.
+READS_AHEAD_NOT = "HF_DEACTIVATE_ASYNC_LOAD"
 # The attribute of a model that says how its base is cut.
 SHARDS = "kubetune_base_shards"
 
@@ -117,12 +123,12 @@ class BaseShards:
 
     def __init__(self, units: Mapping[nn.Module, Unit], layers: Sequence[nn.Module]) -> None:
         """Hang the units of modules, which are in the order of the model, on them. `layers`: all that are no tables."""
-        self._units = list(dict.fromkeys(units.values()))
+        self.units = list(dict.fromkeys(units.values()))
         self._borrowed: set[Unit] = set()
         self._current: Unit | None = None
         self._is_kept = False
         self._owners: dict[Tensor, Unit] = {}
-        for unit in self._units:
+        for unit in self.units:
             self._owners.update(dict.fromkeys(unit.tensors, unit))
 
         of_layers = [unit for module, unit in units.items() if module in layers]
@@ -137,18 +143,18 @@ class BaseShards:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole base, as far as it is cut."""
-        return sum(unit.nbytes for unit in self._units)
+        return sum(unit.nbytes for unit in self.units)
 
     @property
     def largest_bytes(self) -> int:
         """Bytes of the largest unit."""
-        return max(unit.nbytes for unit in self._units)
+        return max(unit.nbytes for unit in self.units)
 
     @property
     def held_bytes(self) -> int:
         """Bytes that are here now: this rank's parts, and units that are whole or on the way."""
         whole = sum(unit.nbytes for unit in self._borrowed)
-        return whole + sum(unit.part.nbytes for unit in self._units)
+        return whole + sum(unit.part.nbytes for unit in self.units)
 
     def borrow(self, weight: Tensor) -> None:
         """Have a weight here that is read without a call of its module, with all of its unit."""
@@ -165,9 +171,9 @@ class BaseShards:
 
     def keep(self) -> None:
         """Have all units here until `close`."""
-        for unit in self._units:
+        for unit in self.units:
             unit.borrow()
-        self._borrowed.update(self._units)
+        self._borrowed.update(self.units)
         self._is_kept = True
 
     def close(self) -> None:
@@ -211,7 +217,7 @@ class BaseShards:
 
     def _give_back(self, keeping: Sequence[Unit]) -> None:
         # In the order of the model, as all ranks do.
-        for unit in self._units:
+        for unit in self.units:
             if unit in self._borrowed and unit not in keeping:
                 unit.give_back()
                 self._borrowed.discard(unit)
@@ -262,15 +268,15 @@ def _tensors_of(module: nn.Module, whole: set[nn.Module]) -> dict[tuple[int, int
     for part in module.modules():
         if part in whole:
             continue
-        of_part = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-        candidates = [tensor for tensor in of_part if tensor.dim() > 1]
+        of_part = list(part.parameters(recurse=False))
+        candidates: list[Tensor] = [tensor for tensor in of_part if tensor.dim() > 1]
         for holder in (part, *of_part):
             candidates.extend(_of_quantiser(vars(holder)))
         for tensor in candidates:
             # From the first number to the last without a gap, in whatever order.
             extents = zip(tensor.shape, tensor.stride(), strict=True)
             last = sum((number - 1) * step for number, step in extents)
-            if tensor.numel() and last == tensor.numel() - 1:
+            if tensor.untyped_storage().nbytes() and last == tensor.numel() - 1:
                 names = tensors.setdefault((tensor.data_ptr(), tensor.nbytes), [])
                 if not any(known is tensor for known in names):
                     names.append(tensor)
@@ -289,23 +295,121 @@ def _of_quantiser(attributes: Mapping[str, Any]) -> Iterator[Tensor]:
             yield from _of_quantiser(vars(value))
 
 
-def cut(lm: Any, world: World, trained: Collection[str] = ()) -> None:
-    """Cut a loaded model over the ranks. All ranks call it. `trained`: names of modules that learn whole."""
-    lm.tie_weights()
-    whole: set[nn.Module] = set()
-    for name, module in lm.named_modules():
-        if any(f".{part}." in f".{name}." for part in trained):
-            whole.add(module)
+class Reader:
+    """Cuts each layer as soon as transformers has read it, so that no rank ever holds the whole base.
 
+    transformers reads weights in the order of their names, and so a layer at a time, with its quantiser.
+    """
+
+    def __init__(self, world: World, trained: Collection[str]) -> None:
+        """Prepare to read one model. `trained`: names of modules that learn whole."""
+        self.units: dict[nn.Module, Unit] = {}
+        self.failure: errors.KubetuneError | None = None  # of the first weight that is not finite
+        self._world = world
+        self._trained = trained
+        self._layer_of: dict[str, nn.Module] | None = None
+        self._unread: Counter[nn.Module] = Counter()
+        self._whole: set[nn.Module] = set()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Cut what is read while the block runs; whole layers stay if transformers cannot be made to say what it reads."""
+        misfit = patches.SET_WEIGHT.misfit()
+        if misfit:
+            logs.MODEL.info(
+                "this kubetune cannot cut a base while transformers reads it (%s): at the start each rank holds all of it "
+                "once",
+                misfit,
+            )
+            yield
+            return
+        # Threads would read ahead, faster than layers are cut.
+        with patches.setting_weights(self._note), _one_at_a_time():
+            yield
+
+    def _note(self, lm: Any, name: str) -> None:
+        """Cut the layer that the weight `name` completes."""
+        if self._layer_of is None:
+            self._layer_of = self._layers_by_weight(lm)
+            self._unread.update(self._layer_of.values())
+            self._whole = _named(lm, self._trained)
+        layer = self._layer_of.pop(name, None)
+        if layer is None:
+            return
+        self._unread[layer] -= 1
+        if self._unread[layer]:
+            return
+        try:
+            weight_files.require_finite(f"model {lm.name_or_path}", layer.named_parameters())
+        except errors.ModelError as error:
+            self.failure = self.failure or error
+        tensors = list(_tensors_of(layer, self._whole).values())
+        if tensors:
+            self.units[layer] = Unit(tensors, self._world)
+            self.units[layer].give_back()
+
+    def _layers_by_weight(self, lm: Any) -> dict[str, nn.Module]:
+        """Return the layer of each weight, without layers that share weights with others: these are tied afterwards."""
+        tied_keys = getattr(lm, "get_expanded_tied_weights_keys", None)
+        if tied_keys is None:
+            return {}
+        tied = tied_keys(all_submodels=True)
+        shared = {*tied.keys(), *tied.values()}
+        names = {module: name for name, module in lm.named_modules()}
+        by_weight = {}
+        for layer in _cut_modules(lm)[1]:
+            of_layer = {f"{names[layer]}.{name}" for name, _ in layer.named_parameters()}
+            if of_layer.isdisjoint(shared):
+                by_weight.update(dict.fromkeys(of_layer, layer))
+        return by_weight
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keep transformers from reading weights in threads while the block runs."""
+    before = os.environ.get(READS_AHEAD_NOT)
+    os.environ[READS_AHEAD_NOT] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[READS_AHEAD_NOT]
+        if before is not None:
+            os.environ[READS_AHEAD_NOT] = before
+
+
+def _named(lm: nn.Module, parts: Collection[str]) -> set[nn.Module]:
+    """Return the modules whose names end with one of `parts`, and all that is in them."""
+    modules = set()
+    for name, module in lm.named_modules():
+        if any(f".{part}." in f".{name}." for part in parts):
+            modules.add(module)
+    return modules
+
+
+def cut(
+    lm: Any,
+    world: World,
+    trained: Collection[str] = (),
+    read: Mapping[nn.Module, Unit] = MappingProxyType({}),
+) -> None:
+    """Cut a loaded model over the ranks. All ranks call it.
+
+    `trained`: names of modules that learn whole. `read`: layers that were cut when they were read.
+    """
+    lm.tie_weights()
+    whole = _named(lm, trained)
     modules, layers = _cut_modules(lm)
-    tensors = {module: _tensors_of(module, whole) for module in modules}
+    tensors = {module: _tensors_of(module, whole) for module in modules if module not in read}
     # How many layers have a tensor. Zamba's layers share some, which stay whole, and so do tables that learn.
-    holders = Counter(place for module in layers for place in tensors[module])
+    holders = Counter(place for module in layers for place in tensors.get(module, ()))
     learning = {place for module in whole for place in _tensors_of(module, set())}
 
     units: dict[nn.Module, Unit] = {}
     by_place: dict[tuple[int, int], Unit] = {}
     for module in modules:
+        if module in read:
+            units[module] = read[module]
+            continue
         # A head that is tied to the embeddings has the same weight.
         known = [by_place[place] for place in tensors[module] if place in by_place]
         cuttable = []

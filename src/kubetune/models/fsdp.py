@@ -83,16 +83,17 @@ def load(
     require_finite = partial(_require_finite_everywhere, world)
     is_cut = is_wanted(training.parallelism, world)
     if spec.lora is not None or not is_cut:
-        model: Any = loading.load_pretrained(
+        read_whole = partial(
+            loading.load_pretrained,
             auto_class,
             spec,
             world.device,
             require_finite=require_finite,
             **labels,
         )
-        if spec.lora is not None and is_cut:
-            base_shards.cut(model, world, spec.lora.modules_to_save)
-        return cast(nn.Module, model)
+        if spec.lora is None or not is_cut:
+            return read_whole()
+        return _read_and_cut(read_whole, spec.lora.modules_to_save, world)
 
     # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
     arithmetic = loading.choose_dtype(spec.model.dtype, world.device)
@@ -106,7 +107,7 @@ def load(
         draw=partial(_draw, training.seed),
         require_finite=require_finite,
     )
-    model = _read(read, partial(_cut_for, arithmetic, frozen), world)
+    model: Any = _read(read, partial(_cut_for, arithmetic, frozen), world)
     for parameter in model.parameters():
         # Whole parameters do not learn, but were read in fp32 like those that do.
         if not isinstance(parameter, DTensor):
@@ -116,6 +117,16 @@ def load(
     model.config.dtype = arithmetic
     model.config.distributed_config = None
     return cast(nn.Module, model)
+
+
+def _read_and_cut(read: Callable[[], nn.Module], trained: Sequence[str], world: World) -> nn.Module:
+    """Return the model that `read` reads, with its base cut over the ranks. Modules with `trained` names stay whole."""
+    reader = base_shards.Reader(world, trained)
+    with reader.reading():
+        model = read()
+    raise_first(process_group.gather(reader.failure, world))
+    base_shards.cut(model, world, trained, reader.units)
+    return model
 
 
 def _require_finite_everywhere(

@@ -168,7 +168,8 @@ def _warn_of_experts(experts: Iterable[nn.Parameter]) -> None:
 def let_go_of_files(parameters: Iterable[nn.Parameter]) -> None:
     """Copy weights that are still a mapped file on a CPU. While one of them is, all of the file stays mapped."""
     for parameter in parameters:
-        if parameter.device.type == "cpu" and parameter.is_floating_point():
+        is_here = parameter.device.type == "cpu" and parameter.untyped_storage().nbytes() > 0
+        if is_here and parameter.is_floating_point():
             parameter.data = parameter.data.clone()
 
 

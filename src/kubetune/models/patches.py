@@ -5,6 +5,7 @@
     ROTARY                rotary embeddings run by the model's own code
     LOAD_REPORT           transformers prints a table of weights that a checkpoint lacks
     PACKING               a GPU is waited for in every forward
+    SET_WEIGHT            a base that is cut over the ranks is whole on each while it is read
     READ_BY_DORA          a base that is cut over the ranks is whole on each while DoRA measures it
 
 Whether a patch fits is read from the installed code, not from the number of its release: the name, what it takes, and
@@ -190,6 +191,19 @@ READ_BY_DORA = Patch(
     ),
 )
 
+# Sets a weight that was read, and quantised. Else each rank holds the whole of a base that is cut, before it is.
+SET_WEIGHT = Patch(
+    _LOADING,
+    "set_param_for_module",
+    ("model", "target_name"),
+    (
+        Use(
+            f"{_LOADING}:convert_and_load_state_dict_in_model",
+            "set_param_for_module( model, target_name, param, loading_info, hf_quantizer,",
+        ),
+    ),
+)
+
 SHARDING_PATCHES = (
     SHARD_ON_LOAD,
     TRANSPOSE_EXPERTS,
@@ -197,7 +211,7 @@ SHARDING_PATCHES = (
     CONVERT_WEIGHTS,
     INIT_MISSING,
 )
-PATCHES = (*SHARDING_PATCHES, ROTARY, LOAD_REPORT, PACKING, READ_BY_DORA)
+PATCHES = (*SHARDING_PATCHES, ROTARY, LOAD_REPORT, PACKING, READ_BY_DORA, SET_WEIGHT)
 
 # Finds the sequences of a packed batch by their positions.
 Find = Callable[[Any], Any]
@@ -350,6 +364,17 @@ def _initializing_sharded(new_head: str) -> Callable[..., Any]:
         original(self, module, is_custom_code and has_tensors)
 
     return initialize
+
+
+def setting_weights(note: Callable[[Any, str], None]) -> Replaced:
+    """Return the context in which `note(model, name)` is called behind each weight that `from_pretrained` sets."""
+    original = original_of(SET_WEIGHT)
+
+    def set_weight(model: Any, target_name: str, *args: Any, **kwargs: Any) -> None:
+        original(model, target_name, *args, **kwargs)
+        note(model, target_name)
+
+    return replaced(SET_WEIGHT, set_weight)
 
 
 def rotary_by(source: Any, apply: Any) -> Replaced:
