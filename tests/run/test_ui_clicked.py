@@ -451,7 +451,7 @@ def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: Page) -> 
         go(tab, server, "/run?dir=long")
         assert "Reading its numbers" in tab.evaluate("document.body.innerText")
         wait(tab, "!document.body.innerText.includes('Reading its numbers')")
-        assert tab.evaluate("document.querySelector('.cards dd').textContent").startswith(
+        assert tab.evaluate("document.querySelector('.facts-line li').textContent").startswith(
             "1,000,000"
         )
         go(tab, server, "/compare?" + "&".join(f"dir=run-{number:03d}" for number in range(12)))

@@ -22,13 +22,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from kubetune.reporting import write_report
-from kubetune.reporting.cards import Card, headline
+from kubetune.reporting.hero import hero
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
 from kubetune.ui import connections, site
+from kubetune.ui.form.fixes import for_failure
 from kubetune.ui.security import Guard
 from kubetune.ui.server import application, server_settings
 from kubetune.ui.site import Site, templates
@@ -456,12 +457,12 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
     verdict = {"base": {"eval_exact_match": 0.0}, "best": {"eval_exact_match": 0.94}}
     (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 60, "answers": [line]}))
 
-    def best_card() -> Card:
-        (card,) = [card for card in headline(read_run(run_dir)) if card.label.startswith("Best")]
-        return card
+    def point() -> tuple[str, str, str]:
+        shown = hero(read_run(run_dir))
+        assert shown is not None
+        return shown.value.before, shown.value.after, shown.sure
 
-    assert best_card().value == "0 → 0.94"
-    assert best_card().about == "before training → step 60, p = 1e-28"
+    assert point() == ("0", "94 %", "p = 1e-28 by McNemar, at step 60")
     with client_of(tmp_path) as client:
         client.get("/", params={"token": TOKEN})
         assert "0.94<small>exact match</small>" in client.get("/").text
@@ -470,10 +471,16 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
         assert client.get("/", params={"metric": "eval_moon"}).status_code == 400
     # A test of another checkpoint, or of another metric, says nothing of this one.
     (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 40, "answers": [line]}))
-    assert best_card().about == "before training → step 60"
+    assert point()[2] == "at step 60"
     other = {**line, "metric": "token_f1"}
     (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 60, "answers": [other]}))
-    assert best_card().about == "before training → step 60"
+    assert point()[2] == "at step 60"
+    chance = {**line, "p_value": 0.31}
+    (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 60, "answers": [chance]}))
+    assert point()[2].startswith("may be chance: p = 0.31")
+    (run_dir / metrics.BASE).unlink()
+    (run_dir / metrics.VERDICT).unlink()
+    assert point() == ("", "94 %", "at step 60; the model before training was not evaluated")
 
 
 def test_the_best_value_of_a_column_is_marked_unless_tasks_differ(tmp_path: Path) -> None:
@@ -500,6 +507,62 @@ def test_the_best_value_of_a_column_is_marked_unless_tasks_differ(tmp_path: Path
         text = client.get("/compare?dir=a&dir=b").text
         assert "Not comparable" in text
         assert 'class="best"' not in text
+
+
+def test_a_failed_run_says_the_cause_the_line_and_what_mends_it(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    run_dir = write_run(folder / "a", 60)
+    resolved = json.loads((run_dir / "resolved.json").read_text())
+    resolved |= {"name": "a", "lora": {"target_modules": ["qproj", "v_proj"]}}
+    (run_dir / "resolved.json").write_text(json.dumps(resolved))
+    (run_dir / metrics.CONFIG).write_text(
+        "name: a\nlora:\n  r: 8\n  target_modules: [qproj, v_proj]\n"
+    )
+    reason = "lora.target_modules: this model has no module named qproj; did you mean q_proj? It has q_proj. Nothing."
+    ended = {"code": 2, "reason": reason, "step": None, "error": "ConfigError"}
+    (run_dir / "exit.json").write_text(json.dumps(ended))
+    with client_of(folder) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        page = visitor.get("/run?dir=a").text
+        assert "<h2>lora.target_modules: this model has no module named qproj" in page
+        assert '<span class="here"><b>4</b>  target_modules: [qproj, v_proj]' in page
+        assert "Set target_modules to q_proj, and start" in page
+        assert page.index('href="#log">Log') < page.index('href="#history">')
+        assert "<title>✕ " in page
+        for verb in ("chat", "run/result"):
+            assert f'href="/{verb}?dir=a' not in page, "there is no checkpoint"
+        # Nothing of a file that is not the run's is shown, though a reason names it.
+        secret = tmp_path / "secret"
+        secret.write_text("never shown\n")
+        ended["reason"] = f"{secret}:1: is no record"
+        (run_dir / "exit.json").write_text(json.dumps(ended))
+        page = visitor.get("/run?dir=a").text
+        assert "is no record" in page
+        assert "never shown" not in page
+        assert "Run again, changed" in page
+        refused = change(visitor, "/run/mend", dir="a")
+        assert refused == ["what would mend this run is not known; change it in the form"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "texts", "values"),
+    [
+        ("lora.target_modules: this model has no module named qproj; did you mean q_proj? It has q_proj",
+         {"lora.target_modules": '["qproj", "v_proj"]'}, {"lora.target_modules": '["q_proj", "v_proj"]'}),
+        ("rank 0 ran out of memory (CUDA)", {"training.per_device_train_batch_size": "8"},
+         {"training.per_device_train_batch_size": "4"}),
+        ("rank 0 ran out of memory (CUDA)", {}, {"training.gradient_checkpointing": "true"}),
+        ("rank 0 ran out of memory (CUDA)", {"training.gradient_checkpointing": "true"}, None),
+        ("training.learning_rate: found 20; expected less", {"training.learning_rate": "20"}, None),
+        ("the loss was not finite at step 3", {}, None),
+    ],
+)  # fmt: skip
+def test_what_mends_a_failure_is_known_by_its_words(
+    reason: str, texts: dict[str, str], values: dict[str, str] | None
+) -> None:
+    fix = for_failure(reason, texts)
+    assert (fix[1] if fix else None) == values
 
 
 def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> None:

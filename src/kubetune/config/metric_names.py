@@ -118,4 +118,4 @@ def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[s
 def is_greater_better(metric: str) -> bool:
     """True if a greater value of a metric is better, by its name."""
     # `reward_rejected` and `logp_rejected` are those of rejected answers.
-    return not metric.endswith(("loss", "perplexity", "mae", "kl", "rejected"))
+    return not metric.endswith(("loss", "perplexity", "mae", "kl", "rejected", "divergence"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.humanize import duration, number, share, short, size
-from kubetune.config.metric_names import full_name, is_greater_better
+from kubetune.config.metric_names import is_greater_better
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.verdict_lines import verdict
 from kubetune.rundir import exit_status, metrics
@@ -77,14 +77,6 @@ def cards(run: RunRecord) -> list[Card]:
     return [*_progress(run), *_best_metric(run), *_work(run), *_machine_use(run)]
 
 
-def headline(run: RunRecord) -> list[Card]:
-    """Return the five cards at the top of the page."""
-    work = _work(run)
-    best = _best_metric(run)
-    # A run without an evaluation shows how much it has read instead.
-    return [*_progress(run), *(best or work[:1]), *work[1:]]
-
-
 def _progress(run: RunRecord) -> list[Card]:
     """Return steps and training loss."""
     totals = run.numbers.totals
@@ -115,33 +107,27 @@ def _best_metric(run: RunRecord) -> list[Card]:
     if name in run.base:
         value = f"{number(run.base[name])} → {value}"
         about = f"before training → step {best['step']:,}"
-        about += _certainty(run, name, best["step"])
     better = 1 if run.config.training.prefers_greater else -1
     return [Card(f"Best {label}", value, about, best[name], better)]
 
 
-def _certainty(run: RunRecord, metric: str, step: int) -> str:
-    """Return ", p = 1e-28" if the verdict on the checkpoint of a step has tested this metric, else ""."""
-    if run.verdict.get("step") != step:
-        return ""
-    for line in run.verdict.get("answers") or ():
-        if full_name(line["metric"]) == metric and metrics.is_number(line.get("p_value")):
-            return f", p = {line['p_value']:.2g}"
-    return ""
+def work_done(run: RunRecord) -> tuple[float, int, int]:
+    """Return the seconds of all steps, their tokens, and how many of these are trained."""
+    totals = run.numbers.totals
+    if run.report.get("steps") == last_step(run):
+        # The report also counts steps without lines, which the disk has lost.
+        report = run.report
+        return (
+            report.get("seconds") or 0,
+            report.get("tokens") or 0,
+            report.get("trained_tokens") or 0,
+        )
+    return totals.seconds, totals.tokens, totals.trained_tokens
 
 
 def _work(run: RunRecord) -> list[Card]:
     """Return tokens, time and speed."""
-    totals = run.numbers.totals
-    seconds = totals.seconds
-    tokens = totals.tokens
-    trained = totals.trained_tokens
-    if run.report.get("steps") == last_step(run):
-        # The report also counts steps without lines, which the disk has lost.
-        seconds = run.report.get("seconds") or 0
-        tokens = run.report.get("tokens") or 0
-        trained = run.report.get("trained_tokens") or 0
-
+    seconds, tokens, trained = work_done(run)
     # A classifier's loss is of the whole sample, not of some of its tokens.
     trained_share = ""
     if tokens and run.config.task != "sequence_classification":

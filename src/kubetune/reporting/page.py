@@ -16,6 +16,7 @@ from kubetune.base.logs import scrub
 from kubetune.reporting.chart import Chart, Line
 from kubetune.reporting.comparison import comparison_facts
 from kubetune.reporting.evaluation_charts import evaluation_charts
+from kubetune.reporting.hero import MOST_CHARTS, in_order
 from kubetune.reporting.reading import Incident, RunRecord, read_run
 from kubetune.reporting.rendering import render
 from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_charts, points_of
@@ -52,10 +53,43 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     if len(runs) > 1:
         charts, not_drawn = _comparable(charts, runs)
         charts = _headline_first(charts)
-    common = {"not_drawn": not_drawn, **_drawn(charts, runs)}
-    if len(runs) == 1:
-        return "run.html", {**common, **run_facts(runs[0])}
-    return "compare.html", {**common, **comparison_facts(runs)}
+        return "compare.html", {
+            "not_drawn": not_drawn,
+            **_drawn(charts, runs),
+            **comparison_facts(runs),
+        }
+
+    facts = run_facts(runs[0])
+    point = facts["hero"].curve if facts["hero"] else None
+    if point is not None:
+        point = replace(point, markers=markers(runs[0].incidents))
+    charts, single = in_order(charts, runs[0].config.task, point)
+    shown = {
+        "single": [_single_value(chart) for chart in single],
+        "first_chart": int(point is not None),
+        "folded_from": int(point is not None) + MOST_CHARTS,
+    }
+    return "run.html", {**_drawn(charts, runs), **facts, **shown}
+
+
+def _single_value(chart: Chart) -> dict[str, str]:
+    """Return what a chart of a single point says, as a number with its name."""
+    write = _writer(chart)
+    lines = [line for line in chart.lines if line.kind != "raw"]
+    texts = []
+    for line in lines:
+        values = [value for value in line.series.values if value is not None]
+        if values:
+            texts.append(
+                write(values[-1]) if len(lines) == 1 else f"{line.label} {write(values[-1])}"
+            )
+    return {"title": chart.title, "text": ", ".join(texts)}
+
+
+def _writer(chart: Chart) -> Writer:
+    """Return the function that writes a number of a chart."""
+    writers: dict[str, Writer] = {"bytes": size, "percent": share}
+    return writers.get(chart.unit, number)
 
 
 def curves_of(runs: Sequence[RunRecord], most: int) -> dict[str, Any]:
@@ -98,8 +132,6 @@ def charts_of(runs: Runs) -> list[Chart]:
     for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)):
         about = _with_missing_runs(chart, runs)
         charts.append(replace(chart, about=about, markers=vertical_lines))
-    if len(runs) == 1:
-        return _headline_first(charts)
     return charts
 
 
@@ -171,8 +203,7 @@ def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
 def _chart_facts(chart: Chart) -> dict[str, Any]:
     """Return what the page shows around a chart, and in its place if no script runs."""
     heading, table = chart.table()
-    writers: dict[str, Writer] = {"bytes": size, "percent": share}
-    write = writers.get(chart.unit, number)
+    write = _writer(chart)
     rows = []
     # The first column counts steps, the others are values of the chart's unit.
     for step, *values in table:

@@ -14,6 +14,7 @@ from kubetune.base.humanize import counted, duration, number, size
 from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
+from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.rollouts import SECTION, shown_rollouts
@@ -41,7 +42,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     if run.ended:
         ended = _moment(run.ended)
 
-    headline = cards.headline(run)
+    point = hero(run)
     rollouts = None
     if run.config.draws_answers:
         rollouts = shown_rollouts(run.path, run.config.rewards, SECTION)
@@ -53,8 +54,9 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "state": state,
         "reason": reason,
         "damage": cards.damage(run),
-        "headline": headline,
-        "more_cards": [card for card in cards.cards(run) if card not in headline],
+        "hero": point,
+        "facts_line": facts_line(run),
+        "more_cards": cards.cards(run),
         "sentence": sentence(run),
         "evaluation": _evaluations(run),
         "best_step": best["step"] if best else None,

@@ -16,13 +16,17 @@ from kubetune.config.metric_names import main_metric
 from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import curves_of, page_of
+from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.commands import launchers
+from kubetune.ui.failure import failure_of, mend_of
 from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
+# What a tab says of a run's state before its name.
+SIGNS = {"done": "✓", "failed": "✕", "running": "▶", "starting": "▶"}
 MOST_BESIDE = 4  # charts beside the table of runs
 
 
@@ -167,17 +171,7 @@ def one_run(request: Request) -> Response:
         facts["state"] = state
         facts["reason"] = reason
 
-    # A run can be stopped on the machine of its processes, and continued where nothing runs it.
-    stop_words = ""
-    continue_words = ""
-    is_running_here = bool(launchers(site, run_dir))
-    is_over = _is_over(progress["exit_status"])
-    can_continue = not is_running_here and state != "running" and not is_over
-    if is_running_here:
-        stop_words = shlex.join(["kubetune", "stop", str(run_dir)])
-    if can_continue:
-        continue_words = _continue_words(run_dir)
-
+    facts |= _what_to_do(site, record, facts["state"], facts["reason"], progress["exit_status"])
     facts |= {
         "labels": record.labels,
         "run_dir": site.records.name_of(run_dir),
@@ -186,17 +180,61 @@ def one_run(request: Request) -> Response:
         "now": status,
         "progress": progress,
         "left": duration(progress["seconds_left"]),
-        "can_stop": is_running_here,
-        "can_continue": can_continue,
-        "stop_words": stop_words,
-        "continue_words": continue_words,
         "is_live": is_live,
         "unread": record.numbers.unread,
     }
 
     verb = "watch" if is_live else "report"
     words = shlex.join(["kubetune", verb, str(run_dir)])
+    sign = SIGNS.get(facts["state"], "")
+    facts["title"] = f"{sign} {facts['title']}".strip()
     return page(request, f"live_{template}", words, facts)
+
+
+def _what_to_do(
+    site: Site, run: RunRecord, state: str, reason: str, ended: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what can be done with a run, and first of all, in its state; of a failed one also the cause."""
+    # A run can be stopped on the machine of its processes, and continued where nothing runs it.
+    is_running_here = bool(launchers(site, run.path))
+    can_continue = not is_running_here and state != "running" and not _is_over(ended)
+    failure = None
+    mend = None
+    if state == "failed" and not is_running_here:
+        failure = failure_of(run, reason)
+        mend = mend_of(site, run, reason)
+    return {
+        "state_of_page": state,
+        "failure": failure,
+        "mend": mend,
+        "first_action": _first_action(
+            state,
+            can_stop=is_running_here,
+            can_mend=mend is not None,
+            can_continue=can_continue,
+            has_checkpoints=bool(run.checkpoints),
+        ),
+        "can_stop": is_running_here,
+        "can_continue": can_continue,
+        "stop_words": shlex.join(["kubetune", "stop", str(run.path)]) if is_running_here else "",
+        "continue_words": _continue_words(run.path) if can_continue else "",
+    }
+
+
+def _first_action(
+    state: str, *, can_stop: bool, can_mend: bool, can_continue: bool, has_checkpoints: bool
+) -> str:
+    """Return what one does next with a run in this state: the first button of its page."""
+    if can_stop:
+        return "stop"
+    if can_mend:
+        return "mend"
+    # One that failed before its first checkpoint would fail the same way.
+    if can_continue and state != "failed":
+        return "continue"
+    if state == "done" and has_checkpoints:
+        return "chat"
+    return "again"
 
 
 def _continue_words(run_dir: Path) -> str:

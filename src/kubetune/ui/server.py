@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from kubetune.base import cpu
 from kubetune.base.faults import known
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
-from kubetune.reporting.look import style
+from kubetune.reporting.look.style import style
 from kubetune.ui import cluster, commands, data, live, rollouts, run_pages, sweeps
 from kubetune.ui.chat import pages as chat
 from kubetune.ui.form import at_hand, look, new_run
@@ -86,6 +86,7 @@ def application(
         Route("/run/stop", commands.stop, methods=["POST"]),
         Route("/run/label", commands.label, methods=["POST"]),
         Route("/run/delete", commands.delete, methods=["POST"]),
+        Route("/run/mend", new_run.mend, methods=["POST"]),
         Route("/run/continue", commands.go_on, methods=["POST"]),
         Route("/rollouts", rollouts.rollouts),
         Route("/chat", chat.chat),

@@ -111,8 +111,8 @@ class TrainingConfig(Section):
     )
     greater_is_better: bool | None = Field(
         None,
-        description="Whether a greater value is better. Left out: false for losses, mae, perplexity, kl and metrics of "
-        "rejected answers, else true.",
+        description="Whether a greater value is better. Left out: false for losses, mae, perplexity, kl, divergence and "
+        "metrics of rejected answers, else true.",
     )
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without improvement."

@@ -35,7 +35,7 @@ window.drawCharts = () => {
   };
   const inThousands = (v) => (Math.abs(v) >= 10000 ? `${Number((v / 1000).toPrecision(4))}k` : String(Number(v.toPrecision(6))));
   const onAxis = { ...write, short: inThousands, fixed: (v) => String(Number(v.toPrecision(6))) };
-  const onX = (v) => (Math.abs(v) >= 1e6 ? `${Number((v / 1e6).toPrecision(4))}M` : Number(v.toPrecision(6)).toLocaleString("en"));
+  const onX = (v) => xName === "share" ? `${Number(v.toPrecision(3))} %` : (Math.abs(v) >= 1e6 ? `${Number((v / 1e6).toPrecision(4))}M` : Number(v.toPrecision(6)).toLocaleString("en"));
   const binary = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
   // Each value is the mean of what lies before it, the nearer the more; the weights sum to one from the first on.
@@ -52,8 +52,17 @@ window.drawCharts = () => {
   };
 
   // Where a run was after `step` steps: tokens, epochs or hours, between what is known of the steps around.
+  const lastStep = new Map();
+  const lastOf = (run) => {
+    if (!lastStep.has(run)) {
+      const known = charts.flatMap((chart) => chart.lines.map((line, i) => line.run === run ? chart.data[0].findLast((_, at) => chart.data[i + 1][at] !== null) ?? 0 : 0));
+      lastStep.set(run, Math.max(1, ...known));
+    }
+    return lastStep.get(run);
+  };
   const reached = (run, step) => {
     if (xName === "step") return step;
+    if (xName === "share") return (100 * step) / lastOf(run);
     const [steps, values] = axes[run][xName];
     let [low, high] = [0, steps.length - 1];
     while (low < high) { const middle = (low + high) >> 1; if (steps[middle] < step) low = middle + 1; else high = middle; }
@@ -166,7 +175,7 @@ window.drawCharts = () => {
     const columns = columnsOf(chart);
     const plot = new uPlot({
       width: onPaper ? paperWidth : Math.max(200, place.clientWidth),
-      height: onPaper ? 190 : place.closest("#headline") ? 230 : 280,
+      height: onPaper ? 190 : place.closest(".hero, .pane") ? 220 : 250,
       series: [{ label: xName }, ...chart.lines.map((line, i) => series(line, columns[i + 1], hidden.get(index).has(i)))],
       bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
       scales: {
@@ -321,6 +330,7 @@ window.drawCharts = () => {
       const { min, max } = plot.scales.x;
       const isZoomed = all.length > 1 && (min > all[0] || max < all[all.length - 1]);
       const had = JSON.stringify(charts[index].data);
+      lastStep.clear();
       Object.assign(charts[index], chart);
       fresh.axes.forEach((axis, run) => Object.assign(axes[run], axis));
       if (JSON.stringify(chart.data) === had) return;
@@ -330,6 +340,7 @@ window.drawCharts = () => {
   }, { signal });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll, { signal });
   // A chart in a part of the page that was hidden had no width to be drawn in.
+  document.querySelectorAll(".more-charts").forEach((part) => part.addEventListener("toggle", () => document.dispatchEvent(new CustomEvent("shown")), { signal }));
   document.addEventListener("shown", () => drawn.forEach((plot, index) => {
     const { clientWidth } = document.querySelector(`[data-chart="${index}"]`);
     if (clientWidth && clientWidth !== plot.width) draw(index);

@@ -27,6 +27,45 @@ def for_problems(problems: Sequence[str], typed: Mapping[str, str]) -> list[dict
     return fixes
 
 
+def for_failure(reason: str, texts: Mapping[str, str]) -> tuple[str, Values] | None:
+    """Return label and values of what would mend a run that failed for a reason, None if nothing is known to.
+
+    Emptying a field is no answer here: nobody looks at the form before the run starts.
+    """
+    if re.search(r"out of memory", reason, re.IGNORECASE):
+        return _less_memory(texts)
+    for line in reason.splitlines():
+        # lora.target_modules: qproj is not in this model; did you mean q_proj?
+        meant = re.search(r"^([a-z_.]+): .*?did you mean `?([\w./-]+?)`?[?,;]", line, re.IGNORECASE)
+        if meant is not None and texts.get(meant[1]):
+            value = _with_meant(line, texts[meant[1]], meant[2])
+            return f"Set {meant[1].rpartition('.')[2]} to {meant[2]}", {meant[1]: value}
+        fix = _by_words(line, texts)
+        if fix is not None:
+            return fix
+    return None
+
+
+def _with_meant(line: str, typed: str, meant: str) -> str:
+    """Return a typed value with the word that was meant in the place of the one that a problem names."""
+    for word in re.findall(r"[\w./-]+", line):
+        if word != meant and re.search(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", typed):
+            return re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", meant, typed)
+    return meant
+
+
+def _less_memory(texts: Mapping[str, str]) -> tuple[str, Values] | None:
+    """Return the fix for a run that found too little memory: fewer rows at once, else activations computed twice."""
+    key = "training.per_device_train_batch_size"
+    rows = texts.get(key, "")
+    if rows.isdecimal() and int(rows) > 1:
+        half = str(int(rows) // 2)
+        return f"Set {key.rpartition('.')[2]} to {half}", {key: half}
+    if texts.get("training.gradient_checkpointing") != "true":
+        return "Set gradient_checkpointing to true", {"training.gradient_checkpointing": "true"}
+    return None
+
+
 def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | None:
     """Return label and values of the fix for a problem that is known by its words, None for others."""
     if "for LoRA only" in problem:

@@ -23,10 +23,11 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
-from kubetune.ui.form.fixes import for_problems
+from kubetune.rundir.exit_status import read_exit_status
+from kubetune.ui.form.fixes import for_failure, for_problems
 from kubetune.ui.form.form_fields import LABELS, form
 from kubetune.ui.form.suited import free_name, suited_texts
-from kubetune.ui.site import Site, act, page, run_of, site_of
+from kubetune.ui.site import Site, act, find_run, page, run_of, site_of
 
 # Remedies for what the page refuses.
 _IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
@@ -41,7 +42,7 @@ def new_run(request: Request) -> Response:
     if "dir" in request.query_params:
         run_dir = run_of(request)
         base = site.records.name_of(run_dir)
-        values = _texts_of(site, read_config(run_dir))
+        values = texts_of(site, read_config(run_dir))
 
     values.setdefault("task", "causal_lm")
     # Settings without a field, such as those of a list of sources, are kept as they are.
@@ -61,7 +62,7 @@ def new_run(request: Request) -> Response:
     return page(request, "new.html", "kubetune init -o run.yaml", facts)
 
 
-def _texts_of(site: Site, config: Config) -> dict[str, str]:
+def texts_of(site: Site, config: Config) -> dict[str, str]:
     """Return what one would type for this config, with a name that no run has."""
     # Two runs must not write to the same directory.
     settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -333,6 +334,23 @@ def _write_and_start(
         if is_new:
             file.unlink()
         raise
+
+
+async def mend(request: Request) -> Response:
+    """Start a run that failed again, under another name, with the values that mend it."""
+    return await act(request, _mended)
+
+
+def _mended(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a failed run with what mends it. Raise ConfigError if nothing is known to."""
+    run_dir = find_run(site, str(body.get("dir", "")))
+    ended = read_exit_status(run_dir)
+    texts = texts_of(site, read_config(run_dir))
+    fix = for_failure(ended.reason, texts) if ended is not None else None
+    if fix is None:
+        raise ConfigError("what would mend this run is not known; change it in the form")
+    values = {**texts, **fix[1]}
+    return _started(site, {"values": values, "base": site.records.name_of(run_dir)})
 
 
 async def demo(request: Request) -> Response:

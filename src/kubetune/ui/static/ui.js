@@ -232,6 +232,21 @@ document.addEventListener("click", async (event) => {
   } catch (error) { button.textContent = error.message; }
 });
 
+// What mends a failed run starts it again under another name.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-mend]");
+  if (!button) return;
+  button.disabled = true;
+  try {
+    const begun = await (await post("/run/mend", { dir: button.dataset.mend })).json();
+    if (begun.problems.length) throw new Error(begun.problems.join("; "));
+    button.textContent = "Starting …";
+    const seen = await follow(begun, byId("output"), (reply) => reply.run);
+    if (seen.run) location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
+    else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
+  } catch (error) { button.textContent = error.message; }
+});
+
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-demo]");
   if (!button) return;

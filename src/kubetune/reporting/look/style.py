@@ -10,7 +10,7 @@ from base64 import b64encode
 from functools import cache
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 def style(typeface: str | None = None) -> str:
@@ -105,5 +105,5 @@ def favicon(state: str = "") -> str:
 
 
 def text_of(name: str) -> str:
-    """Return the text of a file of this package."""
+    """Return the text of a file of `reporting`, such as a template."""
     return (HERE / name).read_text("utf-8")

@@ -1,0 +1,107 @@
+"""Why a run failed, for its page: the cause in a sentence, the line of the file that it is about, and what would mend it."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kubetune.reporting.reading import RunRecord
+from kubetune.rundir import metrics
+from kubetune.ui.form.fixes import Values, for_failure
+from kubetune.ui.form.new_run import texts_of
+from kubetune.ui.site import Site
+
+_AROUND = 2  # lines before and after the one that is meant
+_MOST_LINES = 100_000  # of a file that are looked through
+_MOST_CHARACTERS = 300  # of a line that are shown
+
+
+def failure_of(run: RunRecord, reason: str) -> dict[str, Any]:
+    """Return the cause of a failure, and the lines of the run file or of the data that it is about, if it names any."""
+    # The first sentence is the cause; what follows says what came of it, or what to do.
+    first, _, others = reason.partition("\n")
+    title, _, more = first.partition(". ")
+    texts = [text for text in (more, others) if text]
+    return {"title": title.rstrip("."), "more": "\n".join(texts), **_place(run, reason)}
+
+
+def _place(run: RunRecord, reason: str) -> dict[str, Any]:
+    """Return a file, a few lines of it and the number of the one that is meant; no lines if there is none."""
+    in_data = re.match(r"(.+?):(\d+): ", reason)
+    if in_data is not None:
+        # Only data of the run: a reason may come with a run of somebody else, and name any file.
+        for source in (*run.config.data.train, *(_sources(run.config.data.eval))):
+            if source.path.partition("#")[0] == in_data[1]:
+                return _lines(Path(in_data[1]), int(in_data[2]))
+    key = re.match(r"([a-z_]+(?:\.[a-z_0-9]+)*): ", reason)
+    if key is not None:
+        file = run.path / metrics.CONFIG
+        at = _line_of(file, key[1].split("."))
+        if at is not None:
+            return _lines(file, at)
+    return {"file": "", "lines": [], "at": None}
+
+
+def _sources(value: Any) -> list[Any]:
+    """Return the sources of rows that are held out; none if they are a share of the others."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _lines(file: Path, at: int) -> dict[str, Any]:
+    """Return a line of a file with those around it. What cannot be read has no lines."""
+    shown = []
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            first = max(1, at - _AROUND)
+            for number, line in islice(enumerate(opened, 1), min(at + _AROUND, _MOST_LINES)):
+                if number >= first:
+                    text = line.rstrip("\n")
+                    shown.append(
+                        (
+                            number,
+                            text[:_MOST_CHARACTERS] + ("…" if len(text) > _MOST_CHARACTERS else ""),
+                        )
+                    )
+    except OSError:
+        shown = []
+    return {"file": f"{file}:{at}", "lines": shown, "at": at}
+
+
+def _line_of(file: Path, key: list[str]) -> int | None:
+    """Return the number of the line of a run file in which a key is set, None if it has none.
+
+    `lora.r` is in the line `r: 16` that is indented below `lora:`, or in `lora: {r: 16}`.
+    """
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    begin = 0
+    depth = -1
+    meant = None
+    for part in key:
+        for index in range(begin, len(lines)):
+            line = lines[index]
+            indent = len(line) - len(line.lstrip())
+            # Another section has begun.
+            if line.strip() and index > begin and indent <= depth:
+                break
+            if line.strip().startswith(f"{part}:") and indent > depth:
+                meant = index + 1
+                begin = index + 1
+                depth = indent
+                break
+    return meant
+
+
+def mend_of(site: Site, run: RunRecord, reason: str) -> dict[str, Any] | None:
+    """Return what would mend a failed run: a label, and the texts of the form with it. None if nothing is known to."""
+    texts = texts_of(site, run.config)
+    fix: tuple[str, Values] | None = for_failure(reason, texts)
+    if fix is None:
+        return None
+    label, values = fix
+    mended = {**texts, **values}
+    return {"label": label, "values": {key: text for key, text in mended.items() if text}}
