@@ -32,7 +32,7 @@ from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.supervisor.run_folder import check_run_dir
 from kubetune.tasks import causal_lm
-from kubetune.training.epoch_log import EpochLog
+from kubetune.training.epochs.epoch_log import EpochLog
 from kubetune.training.evaluation import evaluate
 from kubetune.training.learner_flops import flops_of
 from kubetune.training.optimizer.adam_step import AdamSettings

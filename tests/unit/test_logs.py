@@ -87,20 +87,6 @@ def test_a_line_that_nobody_reads_is_in_the_file_and_no_traceback(
     assert capsys.readouterr().err == ""
 
 
-def test_the_bar_replaces_train_lines_on_the_console_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs.configure("INFO", tmp_path, progress=True)
-    logs.TRAIN.info("step 1/2")
-    logs.TRAIN.warning("loss is high")
-    logs.EVAL.info("eval_loss 1.8")
-    out = capsys.readouterr().out
-    assert "step 1/2" not in out
-    assert "loss is high" in out
-    assert "eval_loss" in out
-    assert "step 1/2" in rank_file(tmp_path)
-
-
 def test_configuring_again_does_not_double_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kubetune.base.progress_bar import Progress, is_wanted
+from kubetune.base.terminal.progress_bar import Progress, is_wanted
 
 
 def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

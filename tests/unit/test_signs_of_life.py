@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kubetune.base import reminders
+from kubetune.base.terminal import VERBOSE
 from kubetune.cli.busy import busy
 from kubetune.rundir import metrics, waits
 from kubetune.supervisor import start_signs
@@ -130,9 +131,12 @@ def test_a_terminal_sees_the_bar_alone_once_there_is_one(
     assert "drawing" not in out.getvalue()
 
 
+@pytest.mark.parametrize("verbose", ["", "1"])
 def test_a_terminal_has_one_line_that_is_covered_in_the_end(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, verbose: str
 ) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(VERBOSE, verbose)
     out = Listener("⠹", is_terminal=True)
     monkeypatch.setattr(sys, "stdout", out)
     with start_signs.shown(run_dir, HERE):
@@ -141,8 +145,8 @@ def test_a_terminal_has_one_line_that_is_covered_in_the_end(
     assert "\n" not in out.getvalue()
     assert drawn[-1].isspace()
     assert len(drawn[-1]) == max(map(len, drawn))
-    # The rank's own lines begin with a time and a tag, which cover all of it.
-    assert len(drawn[-1]) < len("2026-11-28 20:40:30 [STEP] ")
+    # The rank's own lines, where they are shown, begin with a time and a tag, which cover all of it.
+    assert not verbose or len(drawn[-1]) < len("2026-11-28 20:40:30 [STEP] ")
 
 
 def test_a_verb_in_a_pipe_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
     2026-11-20 10:15:00 [TRAIN] step 12/300 loss 1.9312
 
-Every rank writes `logs/rank-N.log`. The console shows rank 0, and errors of the other ranks as `[rank 3] …`.
-Numbers of a run are in rundir/metrics, and the progress bar is in progress_bar.py.
+Every rank writes `logs/rank-N.log`. The console shows rank 0, and errors of the other ranks as `[rank 3] …`. Where it
+is brief (base/terminal), it shows warnings, errors and what a person wants to see at first, without times and families.
+Numbers of a run are in rundir/metrics, and the progress bar is in terminal/progress_bar.py.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TextIO
+from typing import Final, Literal, TextIO
 from urllib.parse import quote, quote_plus
 
 from kubetune.base.humanize import visible
 from kubetune.base.secrets import TOKEN
+from kubetune.base.terminal import CLEAR, RED, YELLOW, coloured
+
+# Of lines that a brief console shows too: above INFO, which all other lines have, and below WARNING.
+NOTICE: Final = 25
 
 _ROOT = "kubetune"
 _ERROR_FAMILY = "ERROR"
@@ -44,7 +49,7 @@ DDP = family_logger("DDP")
 DATA = family_logger("DATA")
 # Parameters, adapters, optimizer, schedule.
 MODEL = family_logger("MODEL")
-# One line every `logging_steps`. On a terminal the progress bar shows the same numbers instead.
+# One line every `logging_steps`. The progress bar shows the same numbers.
 TRAIN = family_logger("TRAIN")
 # Summary of an epoch.
 EPOCH = family_logger("EPOCH")
@@ -63,12 +68,12 @@ BATCH = family_logger("BATCH")
 
 
 def configure(
-    level: str, run_dir: Path | None = None, rank: int = 0, *, progress: bool = False
+    level: str, run_dir: Path | None = None, rank: int = 0, *, brief: bool = False
 ) -> None:
     """Send log lines to the console and, with a run directory, to `logs/rank-N.log`. It may be called again.
 
-    `level` is a name such as "INFO". With `progress`, `[TRAIN]` lines are not shown on the console, since the bar shows
-    the same numbers. Uncaught exceptions and Python warnings become log lines too.
+    `level` is a name such as "INFO". A `brief` console has lines of NOTICE and above alone; the file has all of them.
+    Uncaught exceptions and Python warnings become log lines too.
     """
     root = logging.getLogger()
     # Remove the handlers of an earlier call.
@@ -76,7 +81,7 @@ def configure(
         if isinstance(handler, _Console | _RankFile):
             root.removeHandler(handler)
             handler.close()
-    console = _Console(rank, hide_train_lines=progress)
+    console = _Console(rank, brief=brief)
     root.addHandler(console)
     if run_dir is not None:
         root.addHandler(_RankFile(run_dir, rank))
@@ -111,6 +116,28 @@ class _Lines(logging.Formatter):
         return visible(scrub(line))
 
 
+class _BriefLines(logging.Formatter):
+    """Writes the message alone, and before warnings and errors what they are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = record.getMessage()
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        if record.levelno >= logging.WARNING:
+            # A library is named, since its words are not ours.
+            library = ""
+            if not record.name.startswith(_ROOT):
+                library = f" of {record.name.partition('.')[0]}"
+            kind = "error" if record.levelno >= logging.ERROR else "warning"
+            line = f"{kind}{library}: {line}"
+        line = visible(scrub(line))
+        if record.levelno >= logging.ERROR:
+            return coloured(line, RED)
+        if record.levelno >= logging.WARNING:
+            return coloured(line, YELLOW)
+        return line
+
+
 class _Lenient(logging.Handler):
     """Loses a line if the disk is full or the terminal is gone. The other handler still has it, and the run goes on."""
 
@@ -122,23 +149,25 @@ class _Lenient(logging.Handler):
 class _Console(_Lenient, logging.StreamHandler[TextIO]):
     """Writes to what sys.stdout is at the moment: while a progress bar runs, that is the bar's stream."""
 
-    def __init__(self, rank: int, *, hide_train_lines: bool) -> None:
-        logging.Handler.__init__(self, logging.DEBUG if rank == 0 else logging.ERROR)
-        self.setFormatter(_Lines())
+    def __init__(self, rank: int, *, brief: bool) -> None:
+        level = logging.ERROR
+        if rank == 0:
+            level = NOTICE if brief else logging.DEBUG
+        logging.Handler.__init__(self, level)
+        self.setFormatter(_BriefLines() if brief else _Lines())
         self._prefix = "" if rank == 0 else f"[rank {rank}] "
-        self._hide_train_lines = hide_train_lines
+        self._is_brief = brief
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stdout
 
-    def emit(self, record: logging.LogRecord) -> None:
-        is_train_line = record.name == TRAIN.name and record.levelno < logging.WARNING
-        if not (self._hide_train_lines and is_train_line):
-            super().emit(record)
-
     def format(self, record: logging.LogRecord) -> str:
-        return self._prefix + super().format(record)
+        line = self._prefix + super().format(record)
+        # The line of a sign of life, which another process draws (supervisor/start_signs). A bar draws by itself.
+        if self._is_brief and sys.stdout is sys.__stdout__:
+            line = CLEAR + line
+        return line
 
 
 class _RankFile(_Lenient, logging.FileHandler):

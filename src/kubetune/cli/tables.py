@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -12,19 +11,13 @@ from itertools import zip_longest
 
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
+from kubetune.base.terminal import BOLD, RED, YELLOW, coloured
 
 # Characters of a cell that continues below itself, at least.
 NARROWEST = 8
 NARROWEST_SENTENCE = 24
 GAP = "  "
 
-# Codes of a terminal's colours.
-BOLD = 1
-RED = 31
-GREEN = 32
-YELLOW = 33
-BLUE = 34
-PURPLE = 35
 _SEVERITIES = {"error": RED, "warning": YELLOW}
 
 
@@ -143,13 +136,6 @@ def print_fact(label: str, text: str, width: int, colour: int = BOLD) -> None:
         if of_text is not None:
             second = coloured(second, of_text)
         print(f"{coloured(first, colour)} {second}")
-
-
-def coloured(text: str, colour: int) -> str:
-    """Return a text in a colour of the terminal; as it is if standard output is none, or NO_COLOR is set."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or not text.strip():
-        return text
-    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 class _Wrapper(textwrap.TextWrapper):

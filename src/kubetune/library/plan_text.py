@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from kubetune.base.humanize import counted
@@ -19,6 +19,9 @@ from kubetune.k8s.run_names import OUTPUTS, run_name
 from kubetune.plan.base_model import positions_of
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import quantization_of
+
+# Behind a number of rows. Which rows are left out is a warning of the run.
+_BEFORE_CHECKS = ", before checks leave any out"
 
 
 def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iterator[str]:
@@ -83,6 +86,22 @@ def describe(
         length = config.data.max_length
         output = default_output(config.model.path, config.lora, length, datetime.now())
     yield "output", output
+
+
+def brief(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the facts of a plan that a person wants to see first, in a few lines, with all warnings."""
+    known = dict(facts)
+    rows = known["rows"].removesuffix(_BEFORE_CHECKS)
+    lines = [
+        ("model", f"{known['model']}, {known['method']}"),
+        ("steps", f"{known['steps']}; rows: {rows}"),
+        ("output", f"{known['output']}; its logs have every line, and -v shows them"),
+    ]
+    if known.get("", "").startswith("warning:"):
+        lines.append(("", known[""]))
+    if ": no data.eval" in known["evaluation"]:
+        lines.append(("evaluation", known["evaluation"]))
+    return lines
 
 
 def _is_noisy(plan: Plan) -> bool:
@@ -214,7 +233,7 @@ def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod:
         return (
             f"at least {text}: texts of more than {data.max_length:,} tokens are split into several"
         )
-    return f"{text}, before checks leave any out"
+    return f"{text}{_BEFORE_CHECKS}"
 
 
 def _tokens(

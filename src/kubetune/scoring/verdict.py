@@ -60,10 +60,10 @@ def conclude(
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
         facts |= _facts_of_answers(run_dir, step, wanted.generate)
         for line in facts["answers"]:
-            logs.RESULT.info("%s", line_in_words(line))
+            logs.RESULT.log(logs.NOTICE, "%s", line_in_words(line))
     changes = _changes_in_words(facts)
     if changes:
-        logs.RESULT.info("before training → step %d: %s", step, changes)
+        logs.RESULT.log(logs.NOTICE, "before training → step %d: %s", step, changes)
 
     warn_of_changed_functions(wanted, run_dir)
 
@@ -202,7 +202,7 @@ def _decide(
 
     # Only now: with benchmarks still to come, some checks do not hold yet.
     if checks and passed:
-        logs.RESULT.info("the gate holds at step %d", facts["step"])
+        logs.RESULT.log(logs.NOTICE, "the gate holds at step %d", facts["step"])
 
 
 def line_in_words(line: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ least every two seconds until the first step is made.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -14,7 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kubetune.base import reminders
+from kubetune.base import files, reminders
+from kubetune.base.humanize import visible
+from kubetune.base.terminal import is_brief
+from kubetune.config.naming import RESOLVED
 from kubetune.rundir import heartbeat, metrics, waits
 from kubetune.supervisor.place import Place
 
@@ -44,7 +48,9 @@ _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 @contextmanager
 def shown(run_dir: Path, place: Place) -> Iterator[None]:
     """Show signs of life of this node on standard output while the block runs, until the first step."""
-    sign = _Drawn() if sys.stdout.isatty() else _Printed()
+    sign: _Drawn | _Printed = _Printed()
+    if sys.stdout.isatty():
+        sign = _Drawn(is_alone=is_brief(_level(run_dir)))
     # What earlier starts have logged and measured is passed over.
     logged = _size(_log_of(run_dir, place))
     measured = _size(run_dir / metrics.METRICS)
@@ -61,22 +67,31 @@ class _Drawn:
 
     yields_to_bar = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_alone: bool = False) -> None:
+        """`is_alone`: no log lines come between, so it stays and has the whole width."""
+        self.is_alone = is_alone
         self._number = 0
+        self._drawn = 0  # columns of what was drawn last
+        self._columns = _COLUMNS
+        if is_alone:
+            self._columns = shutil.get_terminal_size().columns - 1
 
     def say(self, doing: str, seconds: float) -> None:
         """Draw the line anew."""
         self._number += 1
         frame = _FRAMES[self._number % len(_FRAMES)]
         text = f" {seconds:.0f} s"
-        doing = doing[: _COLUMNS - 2 - len(text)]
-        self._write(f"{frame} {doing}{text}")
+        doing = visible(doing)[: self._columns - 2 - len(text)]
+        text = f"{frame} {doing}{text}"
+        # Spaces cover the end of a longer one.
+        self._write(f"{text:<{self._drawn}}")
+        self._drawn = len(text)
 
     def end(self) -> None:
         """Leave nothing of it."""
         if self._number:
             self._number = 0
-            self._write(" " * _COLUMNS)
+            self._write(" " * self._drawn if self.is_alone else " " * self._columns)
 
     def _write(self, text: str) -> None:
         # The cursor goes back to the first column, where the rank's next line begins.
@@ -88,6 +103,7 @@ class _Printed:
     """Lines of a pipe or a file, which has no bar."""
 
     yields_to_bar = False
+    is_alone = False
 
     def __init__(self) -> None:
         self._next = 0.0  # seconds of silence at which the next line is due
@@ -129,12 +145,21 @@ def _watch(
         if _size(log) != size:
             # What was drawn is covered by the line that has come.
             size = _size(log)
-            since = now
-            sign.end()
+            if not sign.is_alone:
+                since = now
+                sign.end()
         elif now - since >= _SILENT_SECONDS:
             doing = waits.doing(run_dir, place.node) or _doing(log, logged, phase)
             sign.say(doing, now - since)
     sign.end()
+
+
+def _level(run_dir: Path) -> str:
+    """Return the run's `logging.level`."""
+    path = run_dir / RESOLVED
+    if not path.is_file():
+        return "INFO"
+    return str(files.read_object(path).get("logging", {}).get("level", "INFO"))
 
 
 def _phase(run_dir: Path, place: Place, began: float) -> str:

@@ -33,7 +33,7 @@ def stop(
     reason: type[errors.Preempted] = errors.Preempted,
 ) -> NoReturn:
     """Save the step if it is not saved, and raise the error that ends the run."""
-    logs.STEP.info("asked to stop: saving step %d", state.step)
+    logs.STEP.log(logs.NOTICE, "asked to stop: saving step %d", state.step)
     run_log.sync()  # a checkpoint must not be ahead of the numbers on disk
     if state.saved_step < state.step:
         run.checkpointer.save(state)

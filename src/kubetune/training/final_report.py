@@ -53,8 +53,11 @@ def _write_report(start: RankStart, state: State, peak: int) -> str:
     copy = config.logging.report_json
     if is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
         # This start had nothing left to train, and would only spoil the numbers of those that trained.
-        logs.DONE.info(
-            "all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT
+        logs.DONE.log(
+            logs.NOTICE,
+            "all %d steps were done before; %s tells of them",
+            state.step,
+            run_dir / metrics.REPORT,
         )
         return _remark(read_report(run_dir))
 
@@ -118,11 +121,12 @@ def _log_result(
     logs.RESULT.info("%s", actuals.line(compared))
     ends = ends_line(numbers["measures"])
     if ends:
-        logs.RESULT.info("%s", ends)
+        logs.RESULT.log(logs.NOTICE, "%s", ends)
     # The link to the checkpoint that a user will want.
     best = "best" if state.best_step is not None else "last"
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
-    logs.DONE.info(
+    logs.DONE.log(
+        logs.NOTICE,
         "%s, %s tokens, %.0f s",
         counted(state.step, "step"),
         f"{numbers['tokens']:,}",

@@ -58,7 +58,8 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
 
     while state.step < run.plan.num_steps:
         if end_of_step.is_patience_spent(training, state):
-            logs.STEP.info(
+            logs.STEP.log(
+                logs.NOTICE,
                 "stopped early at step %d: %s did not improve on %.6g of step %s in %d evaluations",
                 state.step,
                 training.metric_for_best_model,

@@ -29,7 +29,7 @@ def status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
             # A rank that is stopped before the loop does not know how far an earlier start came.
             step = checkpoints.newest_step(run_dir)
         reason = str(type(error)(step))
-        logs.STEP.info("%s", reason)
+        logs.STEP.log(logs.NOTICE, "%s", reason)
         return ExitStatus(error.exit_code, reason, step, error.kind)
 
     if isinstance(error, errors.KubetuneError):

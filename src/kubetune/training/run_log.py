@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base import logs
-from kubetune.base.progress_bar import Progress
+from kubetune.base.terminal.progress_bar import Progress
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
 from kubetune.config.metric_names import TELLING
@@ -22,7 +22,8 @@ from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.tracking import trackers
-from kubetune.training.epoch_log import EpochLog
+from kubetune.training.epochs.epoch_log import EpochLog
+from kubetune.training.epochs.run_table import RunTable
 from kubetune.training.peak_memory import peak_memory_bytes
 
 
@@ -45,6 +46,7 @@ class RunLog:
         self.numbers: metrics.MetricsLog | None = None
         self.tracker: trackers.Tracker | None = None
         self.bar: Progress | None = None
+        self.table: RunTable | None = None  # on a brief terminal
         self.epochs = EpochLog(plan.steps_per_epoch, training.metric_for_best_model)
         self.last_step = state.step
 
@@ -99,6 +101,8 @@ class RunLog:
 
         is_evaluated = bool(self._plan.eval_rows) and self._plan.is_eval_step(state.step)
         self.epochs.step(state.step, values, is_evaluated=is_evaluated)
+        if self.table is not None:
+            self.table.step(state.step, values, is_evaluated=is_evaluated)
 
     def _values(
         self,
@@ -173,6 +177,8 @@ class RunLog:
         for part in parts:
             logs.EVAL.info("step %d %s", step, part)
         self.epochs.evaluation(step, values)
+        if self.table is not None:
+            self.table.evaluation(step, values, is_best=best)
 
     def sync(self) -> None:
         """Make the numbers durable, before a checkpoint that must not be ahead of them."""

@@ -28,10 +28,11 @@ from kubetune.base.files import user_cache
 from kubetune.base.gpus import GPU_QUERY, gpu_use
 from kubetune.base.humanize import size
 from kubetune.base.logs import scrub
+from kubetune.base.terminal import GREEN, RED, YELLOW
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import add_namespace
-from kubetune.cli.tables import GREEN, RED, YELLOW, print_fact
+from kubetune.cli.tables import print_fact
 from kubetune.library.cluster_connection import open_cluster
 from kubetune.plan.model_shapes import hub_home
 

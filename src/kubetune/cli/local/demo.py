@@ -128,6 +128,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: outputs/demo, outputs/demo-preference or outputs/demo-grpo",
     )
     parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show every log line on a terminal"
+    )
+    parser.add_argument(
         "--task",
         choices=RUN_FILES,
         default="causal_lm",
@@ -151,7 +154,10 @@ def run(args: argparse.Namespace) -> int:
     # So small a model gains nothing from a second thread, and loses much where other programs want the cores too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"kubetune train {shell_word(run_file)}", flush=True)
-    code = cli.main(["train", str(run_file)])
+    command = ["train", str(run_file)]
+    if args.verbose:
+        command.append("--verbose")
+    code = cli.main(command)
     if code == errors.PREEMPTED:
         print(
             f"Stopped. The same command goes on from there; to start afresh, remove {folder} first."

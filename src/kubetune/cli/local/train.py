@@ -22,6 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COMMAND",
         help="command to run for each event; it gets the event as JSON on standard input (hooks.on_event)",
     )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show every log line on a terminal, as a pipe does",
+    )
     add_json(parser, "how the run ended as JSON, and everything else on standard error")
 
 
@@ -63,12 +69,13 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
     """Train. Return the exit code and the run directory."""
     with Relay() as relay:
         # Imports take seconds, in which the relay must already hear SIGTERM.
+        from kubetune.base.terminal import VERBOSE, is_brief
         from kubetune.base.yaml_reader import read_file
         from kubetune.cli.prepare.plan import show_notes
         from kubetune.cli.program import next_steps
         from kubetune.cli.tables import print_fact
         from kubetune.config.load import load_config
-        from kubetune.library.plan_text import describe
+        from kubetune.library.plan_text import brief, describe
         from kubetune.library.plans import plan_here
         from kubetune.rundir.exit_status import DONE, read_exit_status
         from kubetune.supervisor.launch import launch_run
@@ -89,9 +96,13 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         # What the run will do. How many tokens there are is known only when the data are prepared.
         config, plan = plan_here(config)
         run_dir = Path(str(config.output))
-        for label, fact in describe(config, plan, None):
-            if label != "tokens":
-                print_fact(label, fact, 17)
+        if args.verbose:
+            os.environ[VERBOSE] = "1"
+        facts = [fact for fact in describe(config, plan, None) if fact[0] != "tokens"]
+        if is_brief(config.logging.level):
+            facts = brief(facts)
+        for label, fact in facts:
+            print_fact(label, fact, 17)
         sys.stdout.flush()
 
         exit_code = launch_run(config, plan, run_dir, source=text, relay=relay)

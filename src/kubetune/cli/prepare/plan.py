@@ -11,10 +11,11 @@ from pathlib import Path
 
 from kubetune.base.humanize import shell_word, visible
 from kubetune.base.provenance import dotted
+from kubetune.base.terminal import BOLD, coloured
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.program import program
-from kubetune.cli.tables import BOLD, coloured, print_fact, print_table
+from kubetune.cli.tables import print_fact, print_table
 from kubetune.config.load import read_tree
 from kubetune.config.resolved import resolved, values_by_path
 from kubetune.config.schema import Config

@@ -12,19 +12,9 @@ from typing import Any
 
 from kubetune.base.humanize import ago, visible
 from kubetune.base.logs import scrub
+from kubetune.base.terminal import BLUE, GREEN, PURPLE, RED, YELLOW, coloured
 from kubetune.cli.json_answers import Answer, add_json, prints_json
-from kubetune.cli.tables import (
-    BLUE,
-    GAP,
-    GREEN,
-    NARROWEST_SENTENCE,
-    PURPLE,
-    RED,
-    YELLOW,
-    coloured,
-    print_table,
-    table,
-)
+from kubetune.cli.tables import GAP, NARROWEST_SENTENCE, print_table, table
 from kubetune.config.metric_names import main_metric
 from kubetune.errors import ConfigError
 from kubetune.library.listing import facts, find_runs, in_order, is_like

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 from kubetune.base.signals import stoppable
+from kubetune.base.terminal import GREEN, RED, YELLOW, coloured
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, prints_json
-from kubetune.cli.tables import GREEN, RED, YELLOW, coloured, print_fact
+from kubetune.cli.tables import print_fact
 from kubetune.errors import OK, ConfigError, GateFailed
 from kubetune.plugins.serving.served_targets import split_name
 from kubetune.rundir import metrics

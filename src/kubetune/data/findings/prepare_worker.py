@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kubetune import errors
 from kubetune.base import faults, logs, processes
+from kubetune.base.terminal import is_brief
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import load_resolved
 from kubetune.data.prepared.identity import pinned
@@ -26,7 +27,8 @@ def main(argv: Sequence[str]) -> int:
     run_dir = Path(argv[0])
     rank = int(os.environ.get("RANK", "0"))
     config = load_resolved(run_dir / RESOLVED)
-    logs.configure(config.logging.level, run_dir, rank)
+    level = config.logging.level
+    logs.configure(level, run_dir, rank, brief=is_brief(level))
     logs.STEP.info("preparing data")
     try:
         processes.try_threads()

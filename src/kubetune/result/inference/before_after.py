@@ -18,6 +18,7 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import counted
+from kubetune.base.terminal import is_brief
 from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
@@ -38,7 +39,7 @@ MOST_TOKENS = 128
 def main(argv: Sequence[str]) -> int:
     """Record the answers for a run that has ended. Return an exit code."""
     run_dir = Path(argv[0])
-    logs.configure("INFO")
+    logs.configure("INFO", brief=is_brief())
     try:
         # The number in the command comes before that of the run file.
         number = read_config(run_dir).logging.before_after
@@ -97,7 +98,8 @@ def record(run_dir: Path, number: int) -> Path:
 
     path = run_dir / metrics.BEFORE_AFTER
     files.write_atomic(path, "".join(f"{line}\n" for line in lines), within=run_dir)
-    logs.RESULT.info(
+    logs.RESULT.log(
+        logs.NOTICE,
         "%s before and after training, at %s: %s",
         counted(len(lines), "row"), counted(len(answered.after), "checkpoint"), path,
     )  # fmt: skip

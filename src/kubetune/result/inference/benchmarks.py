@@ -17,6 +17,7 @@ from typing import Any
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import counted
+from kubetune.base.terminal import is_brief
 from kubetune.config import consent
 from kubetune.config.resolved import read_config
 from kubetune.config.schema.evaluation import BenchmarksConfig
@@ -30,7 +31,7 @@ from kubetune.tasks import causal_lm
 def main(argv: Sequence[str]) -> int:
     """Run what the run file of a run that has ended asks for. Return an exit code."""
     run_dir = Path(argv[0])
-    logs.configure("INFO")
+    logs.configure("INFO", brief=is_brief())
     try:
         _measure(run_dir)
     # A failed gate is a result, and no failure of the benchmarks.
@@ -66,7 +67,8 @@ def _measure(run_dir: Path) -> None:
     step = checkpoints.load_state(checkpoints.choose(run_dir, "best")).step
     known = metrics.read_benchmarks(run_dir, step)
     if known.get("wanted") != wanted.model_dump(mode="json") or "base" not in known:
-        logs.EVAL.info(
+        logs.EVAL.log(
+            logs.NOTICE,
             "%s of lm-evaluation-harness: %s",
             counted(len(wanted.tasks), "task"),
             ", ".join(wanted.tasks),
@@ -74,7 +76,7 @@ def _measure(run_dir: Path) -> None:
         evaluate_benchmarks(run_dir, wanted, with_base=True)
         known = metrics.read_benchmarks(run_dir, step)
         for line in known["compared"]:
-            logs.RESULT.info("%s", verdict.line_in_words(line))
+            logs.RESULT.log(logs.NOTICE, "%s", verdict.line_in_words(line))
         metrics.record_event(
             run_dir,
             "benchmarks",

@@ -75,7 +75,7 @@ def _restored(checkpointer: Checkpointer, mode: str, first: State) -> State:
     # An earlier start may have died between a checkpoint's commit and its links.
     if checkpointer.world.is_main:
         checkpoints.tidy(run_dir, state, checkpointer.keep)
-    logs.STEP.info("resumed from %s", folder.name)
+    logs.STEP.log(logs.NOTICE, "resumed from %s", folder.name)
     return state
 
 

@@ -7,11 +7,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from kubetune.base.progress_bar import Progress, is_wanted
+from kubetune.base.terminal import CLEAR, is_brief
+from kubetune.base.terminal.progress_bar import Progress, is_wanted
 from kubetune.rundir import heartbeat, machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.totals import read_totals, runaway, runaway_line
 from kubetune.rundir.tracking import trackers
+from kubetune.training.epochs.run_table import RunTable
 from kubetune.training.run_log import RunLog
 from kubetune.training.start.rank_start import RankStart
 
@@ -47,6 +49,11 @@ def open_run_log(start: RankStart, state: State) -> Iterator[RunLog]:
             write_page=partial(_write_page, run_dir),
         )
         run_log.tracker = stack.enter_context(tracker)
+        if is_brief(start.config.logging.level):
+            run_log.table = RunTable(plan, start.training.metric_for_best_model)
+            print(CLEAR, end="")
+            run_log.table.remember(run_dir, state)
+            stack.callback(run_log.table.end)
         stack.enter_context(machine.recorded(run_dir, lambda: run_log.last_step, tracker.note_load))
         run_log.bar = stack.enter_context(
             Progress(plan.num_steps, state.step, is_wanted(world.rank))

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.base import logs, processes, progress_bar
+from kubetune.base import logs, processes
+from kubetune.base.terminal import is_brief
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.supervisor import place
@@ -55,4 +56,4 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
 def _log_to_run(level: str, run_dir: Path, rank: int) -> None:
     """Write log lines to the run directory from now on."""
-    logs.configure(level, run_dir, rank, progress=progress_bar.is_wanted(rank))
+    logs.configure(level, run_dir, rank, brief=is_brief(level))

@@ -1,6 +1,6 @@
 """The progress bar of rank 0 on a terminal: steps, loss, what tells how the task goes, speed and the time left.
 
-Log lines appear above the bar. Without a terminal, `[TRAIN]` lines show the same numbers (logs.py).
+Lines appear above the bar. Without a terminal, `[TRAIN]` lines show the same numbers (logs.py).
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Self
 
+from kubetune.base.terminal import moves_cursor
+
 
 def is_wanted(rank: int) -> bool:
     """True if this rank draws a bar: only rank 0 does, and only on a terminal that can move its cursor."""
-    # rich's `is_terminal` is not used: with FORCE_COLOR, which notebooks set, it is true of a pipe, and every update of
-    # the bar would be one more line there.
-    if rank != 0 or not sys.stdout.isatty():
-        return False
-    # A pipe needs no rich, which the process that prepares the data would wait for.
-    from rich.console import Console
-
-    return not Console(file=sys.stdout).is_dumb_terminal
+    return rank == 0 and moves_cursor()
 
 
 class Progress:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kubetune.base import logs
-from kubetune.config.metric_names import TELLING, main_metric
+from kubetune.config.metric_names import main_metric
 from kubetune.rundir import metrics
+from kubetune.training.epochs.step_means import StepMeans
 
 
 class EpochLog:
@@ -19,9 +19,7 @@ class EpochLog:
         """`best_by`: the metric that chooses the best checkpoint."""
         self._steps_per_epoch = steps_per_epoch
         self._best_by = best_by
-        # (loss, labels) of the epoch's steps, and the measures that tell how it goes.
-        self._losses: list[tuple[float, int]] = []
-        self._measures: dict[str, list[float]] = {}
+        self._means = StepMeans()
         # The last evaluation of that epoch: its step, and its main metrics in words.
         self._evaluation = (0, "")
         # The line of an epoch that is done, and waits for the evaluation of its last step.
@@ -30,7 +28,7 @@ class EpochLog:
 
     def step(self, step: int, values: Mapping[str, Any], *, is_evaluated: bool) -> None:
         """Note a step. At the end of an epoch write its line, or if the step `is_evaluated`, let it wait for that."""
-        self._note(values)
+        self._means.add(values)
         if step % self._steps_per_epoch == 0:
             self._end(step)
             if not is_evaluated:
@@ -43,33 +41,18 @@ class EpochLog:
             self._note_evaluation(step, values)
         self.write()
 
-    def _note(self, values: Mapping[str, Any]) -> None:
-        self._losses.append((values["loss"], values["trained_tokens"]))
-        for name in TELLING:
-            if metrics.is_number(values.get(name)):
-                self._measures.setdefault(name, []).append(values[name])
-
     def _end(self, step: int) -> None:
         """Note the mean loss of an epoch, over its labels, and the means of what tells how it went, over its steps."""
-        losses = []
-        all_labels = 0
-        for loss, labels in self._losses:
-            # Steps differ in their labels, and each label counts once.
-            losses.append(loss * labels)
-            all_labels += labels
-
-        mean = math.fsum(losses) / max(all_labels, 1)
-
+        mean = self._means.loss() or 0.0
         # A disk may have lost lines that earlier starts wrote.
-        num_logged = len(self._losses)
+        num_logged = self._means.steps
         lost = ""
         if num_logged < self._steps_per_epoch:
             lost = f" of {num_logged} of its {self._steps_per_epoch} steps, as metrics.jsonl lacks the others"
         means = ""
-        for name, values in self._measures.items():
-            means += f", {name} {math.fsum(values) / len(values):.3g}"
-        self._losses.clear()
-        self._measures.clear()
+        for name, value in self._means.measures().items():
+            means += f", {name} {value:.3g}"
+        self._means.clear()
         number = round(step / self._steps_per_epoch)
         self._line = f"epoch {number} done: mean loss {mean:.4f}{means}{lost}, step {step}"
         self._step = step
@@ -106,4 +89,4 @@ class EpochLog:
                 continue
             self._note_evaluation(line["step"], line)
             if "loss" in line:
-                self._note(line)
+                self._means.add(line)
