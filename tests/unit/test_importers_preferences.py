@@ -215,7 +215,7 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
             f"{TRL}beta: 0.1\nloss_type: [sigmoid, bco_pair]\n",
             "is a loss that kubetune does not have",
         ),
-        ("a.sh", f"{SWIFT}--rlhf_type gkd\n", "rlhf_type is gkd"),
+        ("a.sh", f"{SWIFT}--rlhf_type ppo\n", "rlhf_type is ppo"),
         (
             "a.sh",
             f"{SWIFT}--rlhf_type rm --freeze_vit false\n",

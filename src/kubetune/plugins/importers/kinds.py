@@ -1,4 +1,4 @@
-"""Kinds of learning in other tools' files: supervised fine-tuning, pairs and judged answers, reward models, GRPO.
+"""Kinds of learning in other tools' files: supervised fine-tuning, pairs, reward models, GRPO, distillation.
 
 A kind is read before a tool's own tables, which know supervised fine-tuning; its table counts before theirs.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import by_reward, preferences
+from kubetune.plugins.importers import by_reward, by_teacher, preferences
 from kubetune.plugins.importers.engine import Draft, Table
 from kubetune.plugins.importers.writing import inline
 
@@ -18,6 +18,8 @@ _TASKS: Final = {
     "rm": "reward_model",
     "reward": "reward_model",
     "grpo": "grpo",
+    "gkd": "distill",
+    "distillation": "distill",
 }
 # Keys that name a kind, and what they may name.
 _NAMING: Final[dict[str, tuple[Any, ...]]] = {
@@ -31,6 +33,9 @@ _NAMING: Final[dict[str, tuple[Any, ...]]] = {
 _COMMANDS: Final = ("sft", "pt", "train", "rlhf", *_TASKS)
 # A YAML file of TRL does not say which trainer it is for, but a key may.
 _KIND_OF_A_KEY: Final = {
+    "lmbda": "gkd",
+    "seq_kd": "gkd",
+    "teacher_model_name_or_path": "distillation",
     "num_generations": "grpo",
     "reward_funcs": "grpo",
     "desirable_weight": "kto",
@@ -43,10 +48,10 @@ _KIND_OF_A_KEY: Final = {
     "beta": "dpo",
 }
 _OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
-_RATES_OF_TRL: Final = {"preference": 1e-6, "reward_model": 1e-4, "grpo": 1e-6}
+_RATES_OF_TRL: Final = {"preference": 1e-6, "reward_model": 1e-4, "grpo": 1e-6, "distill": 1e-6}
 _DOES: Final = (
-    "kubetune import converts supervised fine-tuning, preference tuning, reward models and learning by reward as GRPO "
-    "does it"
+    "kubetune import converts supervised fine-tuning, preference tuning, reward models, learning by reward as GRPO does "
+    "it and distillation"
 )
 
 
@@ -78,7 +83,11 @@ def learn(draft: Draft) -> tuple[Table, ...]:
         draft.assume("task", task, why)
         draft.comments["task"] = why
     if draft.tool.name == "TRL" and draft.get("learning_rate") is None:
-        draft.assume("training.learning_rate", _RATES_OF_TRL[task])
+        # GKD's is that of supervised fine-tuning.
+        rate = 2e-5 if kind == "gkd" else _RATES_OF_TRL[task]
+        draft.assume("training.learning_rate", rate)
+    if task == "distill":
+        return (by_teacher.TABLE,)
     return by_reward.TABLES if task == "grpo" else preferences.tables(kind)
 
 
@@ -91,6 +100,8 @@ def finish(draft: Draft) -> None:
     # verl's batches count prompts, and its own table knows nothing else.
     elif task == "grpo":
         by_reward.finish(draft, key)
+    elif task == "distill":
+        by_teacher.finish(draft, key, kind)
 
 
 def _kind(draft: Draft) -> tuple[str, str]:

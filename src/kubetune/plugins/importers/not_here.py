@@ -59,7 +59,7 @@ DROPPED: Final[Mapping[str, Any]] = {
         "a setting of learning by reward that is not there: servers of the tool itself (see grpo.servers), "
         "environments, other losses than `task: grpo` has",
     "kd_* teacher_* offload_teacher_model gkd_* lmbda seq_kd logprobs top_logprobs":
-        "distillation from a teacher is not there",
+        "`task: distill` learns from a teacher that is a model, and not from log-probabilities in the data",
     "use_dft_loss use_asft_loss use_eaft_loss use_eaft enable_dft_loss enable_channel_loss":
         ("cross-entropy is the only loss of supervised fine-tuning", False),
     "asft_alpha eaft_* mrl_dims is_binary_loss_scale diffusion scaling_softmax* calculate_per_token_loss mtp_* "

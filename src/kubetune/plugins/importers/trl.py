@@ -119,8 +119,8 @@ TOOL = Tool(
     name="TRL",
     marks="dataset_name use_peft dataset_train_split dataset_test_split assistant_only_loss completion_only_loss "
     "packing_strategy truncation_mode dataset_text_field dataset_config lora_task_type eos_token dataset_mixture "
-    "dataset_mixer dataset_splits max_seq_length model_name_or_path reward_funcs num_generations",
-    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo)(?:_vlm|_modeling)?\.py",
+    "dataset_mixer dataset_splits max_seq_length model_name_or_path reward_funcs num_generations teacher_model_name_or_path",
+    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo|gkd|distillation)(?:_vlm|_modeling)?\.py",
     first="use_peft",
     together=(_data, warm_up()),
     finish=_finish,

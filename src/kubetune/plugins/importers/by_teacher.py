@@ -1,0 +1,90 @@
+"""Distillation in other tools' files: TRL's GKDTrainer and DistillationTrainer, and ms-swift's `--rlhf_type gkd`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kubetune.plugins.importers.common.training_keys import NO_EFFECT, numbers
+from kubetune.plugins.importers.engine import Draft, Row, Table, unneeded
+
+# Defaults of a kind that differ from ours.
+_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
+    "gkd": {"distill.lmbda": 0.5, "distill.beta": 0.5, "distill.temperature": 0.9},
+    "distillation": {},
+}
+_DRAWN: Final = (
+    "answers are drawn by the model's own probabilities, which are those that are compared"
+)
+_ALONE: Final = "a teacher is a model that each process holds"
+
+
+def finish(draft: Draft, key: str, kind: str) -> None:
+    """Fill in the tools' defaults, and take out what they assume of supervised fine-tuning alone.
+
+    `key`: names the kind of learning.
+    """
+    if not draft.has("distill.teacher"):
+        if "distill.teacher" in draft.undecided:
+            return
+        draft.refuse(
+            key,
+            "the file names no teacher that is a model; expected teacher_model_name_or_path or teacher_model",
+        )
+    for path, value in _DEFAULTS[kind].items():
+        draft.assume(path, value)
+    if kind == "gkd" and draft.tool.name == "TRL":
+        draft.assume("distill.max_completion_length", 128)
+    if draft.has("distill.top_k"):
+        why = "ms-swift renormalises the teacher's likeliest tokens"
+        draft.assume("distill.support", "teacher_k", why)
+        draft.assume("distill.rest", "renormalise", why)
+    lmbda = draft.ours("distill.lmbda", 1.0)
+    if lmbda == 1:
+        draft.withdraw("distill.sft_weight", "no step learns from answers of the data", "unneeded")
+    if lmbda == 0:
+        for name in ("max_completion_length", "num_generations"):
+            draft.withdraw(f"distill.{name}", "no answers are drawn", "unneeded")
+        return
+    if draft.ours("data.overlong") not in (None, "drop", "error"):
+        draft.withdraw("data.overlong", "a prompt is asked whole; longer ones are left out")
+    if draft.ours("data.train_on") == "all":
+        draft.withdraw("data.train_on", "answers alone are compared")
+
+
+# Keys of distillation; each counts before the tool's own row for it.
+TABLE: Final = Table(
+    same={
+        "distill.teacher": "teacher_model_name_or_path teacher_model",
+        "distill.revision": "teacher_model_revision",
+        "distill.beta": "beta",
+        "distill.temperature": "temperature",
+        "distill.lmbda": "lmbda",
+        "distill.max_completion_length": "max_completion_length max_new_tokens",
+        "distill.num_generations": "num_generations",
+        "distill.sft_weight": "sft_alpha",
+    },
+    rows=[
+        Row("gkd_logits_topk", "distill.top_k", other=numbers(int, unneeded("all tokens, as here"))),
+    ],
+    dropped={
+        "seq_kd": ("the teacher draws no answers; let it answer first, and train on that", False),
+        "top_p": (_DRAWN, 1.0),
+        "top_k": (_DRAWN, 0, -1),
+        "min_p": (_DRAWN, 0.0),
+        "repetition_penalty": (_DRAWN, 1.0),
+        "teacher_adapters": "name a run directory as the teacher, or merge its adapter first",
+        "teacher_model_server teacher_server_urls": _ALONE,
+        "teacher_model_init_kwargs teacher_model_type": "a teacher is loaded as the model is; see model.dtype",
+        "steps_per_generation generation_batch_size": "answers are drawn before each step",
+    },
+    unneeded={
+        "teacher_deepspeed offload_teacher_model": "each process holds the teacher whole",
+        "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_len "
+        "vllm_max_model_length vllm_enable_sleep_mode sleep_level vllm_model_impl": "answers are drawn by the model itself",
+        "log_completions num_completions_to_print log_unique_prompts wandb_log_unique_prompts":
+            "answers are kept in rollouts/, see `kubetune rollouts`",
+        "loss_scale assistant_only_loss completion_only_loss": "answers alone are compared",
+        "packing": "batches are counted in rows, and packed by data.packing",
+        "disable_dropout shuffle_dataset pad_to_multiple_of cache_implementation": NO_EFFECT,
+    },
+)  # fmt: skip

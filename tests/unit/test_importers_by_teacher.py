@@ -1,0 +1,84 @@
+"""Other tools' files of distillation as run files: the teacher, the divergence, whose answers, and what is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.config.load import load_config
+from kubetune.errors import ConfigError
+from kubetune.plugins.importers import import_config
+
+SWIFT = (
+    "swift rlhf --rlhf_type gkd --model a/b --dataset org/chats --use_hf true --tuner_type lora "
+)
+TRL = "model_name_or_path: a/b\ndataset_name: org/chats\n"
+GKD = {"teacher": "a/big", "beta": 0.5, "lmbda": 0.5, "temperature": 0.9}
+
+# File name, text, settings of distill that differ from ours, learning rate.
+CASES: dict[str, tuple[str, str, dict[str, Any], float]] = {
+    "trl's gkd": (
+        "a.sh",
+        "python examples/scripts/gkd.py --model_name_or_path a/b --teacher_model_name_or_path a/big --dataset_name "
+        "org/chats --learning_rate 2e-5 --lmbda 0.25 --packing\n",
+        {**GKD, "lmbda": 0.25, "max_completion_length": 128},
+        2e-5,
+    ),
+    "trl's gkd by its keys": (
+        "a.yaml",
+        f"{TRL}teacher_model_name_or_path: a/big\nlmbda: 0.0\nbeta: 0.1\nmax_new_tokens: 64\n",
+        {**GKD, "lmbda": 0.0, "beta": 0.1},
+        2e-5,
+    ),
+    "trl's distillation": (
+        "a.yaml",
+        f"{TRL}teacher_model_name_or_path: a/big\nteacher_model_revision: v2\nmax_completion_length: 256\nbeta: 0.3\n"
+        "temperature: 0.8\n",
+        {
+            "teacher": "a/big", "revision": "v2", "max_completion_length": 256, "beta": 0.3,
+            "temperature": 0.8,
+        },
+        1e-6,
+    ),
+    "ms-swift": (
+        "a.sh",
+        f"{SWIFT}--teacher_model a/big --sft_alpha 0.1 --gkd_logits_topk 64 --max_completion_length 300\n",
+        {
+            **GKD, "support": "teacher_k", "rest": "renormalise", "sft_weight": 0.1,
+            "max_completion_length": 300,
+        },
+        1e-4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_of_distillation_becomes_a_run_file(case: str, tmp_path: Path) -> None:
+    name, text, expected, rate = CASES[case]
+    (tmp_path / name).write_text(text)
+    imported = import_config(tmp_path / name)
+    (tmp_path / "run.yaml").write_text(imported.text)
+    config = load_config(tmp_path / "run.yaml")
+    assert config.task == "distill"
+    assert config.distill.model_dump(exclude_defaults=True) == expected
+    assert config.learning_rate == rate
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"{SWIFT}--teacher_model_server http://here:8000\n", SWIFT + "\n"],
+    ids=["server", "none"],
+)
+def test_a_file_without_a_teacher_that_is_a_model_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(text)
+    with pytest.raises(ConfigError, match="names no teacher that is a model"):
+        import_config(tmp_path / "a.sh")
+
+
+def test_a_teacher_that_draws_is_dropped_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(f"{SWIFT}--teacher_model a/big --seq_kd true --top_p 0.9\n")
+    notes = {note.key: note for note in import_config(tmp_path / "a.sh").notes}
+    assert notes["seq_kd"].kind == "dropped"
+    assert notes["top_p"].kind == "dropped"
