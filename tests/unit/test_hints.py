@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "plan task=sequence_classification --model MODEL --data labelled.csv --columns text=review",
             "has the keys `verdict`, `review`; if `verdict` is the label, say so: `--columns text=review label=verdict`",
         ),
-        ("delete ./adapter", "rm -r ./adapter removes it"),
+        ("delete ./adapter", "rm -r adapter removes it"),
         (
             "ui adapter --port 99999",
             "--port is 99999; expected a number from 0 to 65535",

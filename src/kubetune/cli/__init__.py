@@ -25,6 +25,7 @@ from kubetune.base.humanize import nearest, visible
 
 # Not `logs` itself: that name is the verb's as soon as its module is imported.
 from kubetune.base.logs import scrub, scrub_tracebacks
+from kubetune.cli.last_run import put_last_run
 from kubetune.cli.overview import FOLDERS, GROUPS, VERBS, examples_of, overview
 from kubetune.supervisor.command_line import parse
 
@@ -121,6 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb != "train" and threading.current_thread() is threading.main_thread():
         _restore_signal_handlers()
     try:
+        put_last_run(args)
         return int(args.run(args))
     except errors.KubetuneError as error:
         return _explained(error)

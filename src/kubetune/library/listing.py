@@ -32,6 +32,19 @@ def find_runs(folder: Path) -> Iterator[Path]:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 
+def newest_run(folder: Path) -> Path | None:
+    """Return the run below a folder that was started last, for the first time or again; None without runs."""
+    newest = None
+    newest_time = ""
+    for run_dir in find_runs(folder):
+        for event in metrics.stream_lines(run_dir / metrics.EVENTS):
+            # Times are in UTC and of one form, so that texts are in their order.
+            if event["event"] == "launch" and event["time"] > newest_time:
+                newest = run_dir
+                newest_time = event["time"]
+    return newest
+
+
 # Facts that are None for a damaged run.
 _UNKNOWN_IF_DAMAGED = (
     "name",

@@ -1,8 +1,12 @@
-"""`kubetune delete`: remove a run from the cluster. Its results stay unless --volumes is given."""
+"""`kubetune delete`: remove a run, from the cluster or from this machine.
+
+The results of a run on a cluster stay unless --volumes is given; of a run here nothing stays.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.run_on_cluster import add_run, asker, find, is_file, message_on_interrupt
@@ -11,7 +15,7 @@ from kubetune.errors import OK, ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
-    add_run(parser)
+    add_run(parser, or_folder=True)
     parser.add_argument(
         "--volumes",
         action="store_true",
@@ -22,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Say what will be deleted, ask, and delete it. Raise ConfigError when the answer is no."""
+    if args.namespace is None and Path(args.run_name).is_dir():
+        return _delete_here(args, Path(args.run_name))
     cluster, spec = find(args)
     from kubetune.k8s.cluster.stopping import deletable, delete
 
@@ -51,4 +57,24 @@ def run(args: argparse.Namespace) -> int:
     if kept and is_file(args.run_name):
         line += f"; copy its results with kubetune cp {shell_word(args.run_name)}"
     print(line)
+    return OK
+
+
+def _delete_here(args: argparse.Namespace, run_dir: Path) -> int:
+    """Delete a run directory of this machine. Raise ConfigError when the answer is no, or the run is at work."""
+    from kubetune.library.deleting import delete_run, require_deletable
+
+    if args.volumes:
+        raise ConfigError(
+            "--volumes is for runs on a cluster; a run of this machine goes as a whole"
+        )
+    require_deletable(run_dir)
+    print(
+        f"kubetune: {run_dir} will be deleted with its checkpoints, numbers and logs, for ever",
+        flush=True,
+    )
+    if not asker(args)(f"Delete {run_dir}"):
+        raise ConfigError("nothing was deleted")
+    delete_run(run_dir)
+    print(f"kubetune: {run_dir} was deleted")
     return OK

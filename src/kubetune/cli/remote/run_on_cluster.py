@@ -62,10 +62,10 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
 
         # A folder is a run directory of this machine, which people often mean.
         if Path(name).is_dir():
+            word = shell_word(name)
             raise ConfigError(
                 f"{name} is a folder of this machine; expected the name of a run on a cluster, or its run file. For a "
-                f"run of this machine there are kubetune watch {shell_word(name)} and kubetune stop {shell_word(name)}; "
-                f"rm -r {shell_word(name)} removes it"
+                f"run of this machine there are kubetune watch {word}, kubetune stop {word} and kubetune delete {word}"
             )
         if not Path(name).exists():
             raise ConfigError(

@@ -61,6 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="runs of this state, such as done, running or failed; archived: those archived on the page",
     )
+    parser.add_argument(
+        "--failed",
+        dest="state",
+        action="store_const",
+        const="failed",
+        help="the same as --state failed",
+    )
     add_json(parser, "as JSON")
 
 
