@@ -565,6 +565,27 @@ def test_what_mends_a_failure_is_known_by_its_words(
     assert (fix[1] if fix else None) == values
 
 
+def test_what_cannot_be_compared_is_said_first_and_nothing_of_it_is_best(tmp_path: Path) -> None:
+    for name, steps, fingerprint in (("a", 60, "one"), ("b", 200, "other")):
+        run_dir = write_run(tmp_path / name, steps)
+        (run_dir / "data.json").write_text(json.dumps({"fingerprint": fingerprint}))
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        text = visitor.get("/compare?dir=a&dir=b").text
+        assert "the runs took 60 to 200 steps" in text
+        assert "the prepared data differ" in text
+        assert '<option value="share" selected>' in text
+        assert 'class="best"' not in text
+        assert text.index('id="curves"') < text.index('id="results"')
+        # Speed, time and memory say nothing of quality, so that none of them is ever best.
+        (tmp_path / "b" / "data.json").write_text(json.dumps({"fingerprint": "one"}))
+        text = visitor.get("/compare?dir=a&dir=b").text
+        assert "the prepared data differ" not in text
+        assert not re.search(
+            r'data-label="(Tokens/s|Peak memory|Time in steps)"[^>]*class="best"', text
+        )
+
+
 def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> None:
     write_sweep(tmp_path / "searched", MIXED)
     (tmp_path / "searched" / "trials").mkdir()

@@ -12,6 +12,8 @@ from kubetune.reporting.verdict_lines import verdict
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.status import launched_at, ranks, state_of
 
+EVALUATION_LOSS = "Evaluation loss"
+
 
 @dataclass(frozen=True)
 class Card:
@@ -21,7 +23,8 @@ class Card:
     value: str  # as the page writes it
     about: str = ""  # a remark below the number
     order: float | None = None  # the number that a table of several runs is sorted by
-    better: int = 0  # 1 if more is better, -1 if less is, 0 if neither
+    # 1 if more is better, -1 if less is; 0 for what says nothing of quality, such as time, speed and memory
+    better: int = 0
 
 
 def status(run: RunRecord) -> tuple[str, str]:
@@ -108,7 +111,9 @@ def _best_metric(run: RunRecord) -> list[Card]:
         value = f"{number(run.base[name])} → {value}"
         about = f"before training → step {best['step']:,}"
     better = 1 if run.config.training.prefers_greater else -1
-    return [Card(f"Best {label}", value, about, best[name], better)]
+    # A run that is judged by something else has its loss in the same column.
+    title = EVALUATION_LOSS if name == "eval_loss" else f"Best {label}"
+    return [Card(title, value, about, best[name], better)]
 
 
 def work_done(run: RunRecord) -> tuple[float, int, int]:
@@ -136,8 +141,8 @@ def _work(run: RunRecord) -> list[Card]:
     speed = tokens / seconds if seconds else None
     return [
         Card("Tokens", short(tokens), trained_share, tokens),
-        Card("Time in steps", duration(seconds), "", seconds, -1),
-        Card("Tokens/s", number(speed), "without padding", speed, 1),
+        Card("Time in steps", duration(seconds), "", seconds),
+        Card("Tokens/s", number(speed), "without padding", speed),
     ]
 
 
@@ -149,12 +154,12 @@ def _machine_use(run: RunRecord) -> list[Card]:
     if mfu is not None:
         source = throughput["peak_source"].partition(":")[0]
         about = f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {source}"
-        shown.append(Card("MFU", share(mfu), about, mfu, 1))
+        shown.append(Card("MFU", share(mfu), about, mfu))
 
     # Lines of timings are rank 0's. The report has the highest of all, but only at the end.
     peak = run.report.get("peak_memory_bytes") or run.numbers.peak_memory_bytes
     whose = "highest of all ranks" if run.report else "rank 0"
-    return [*shown, Card("Peak memory", size(peak), whose, peak, -1)]
+    return [*shown, Card("Peak memory", size(peak), whose, peak)]
 
 
 def evaluation_loss(run: RunRecord) -> list[Card]:
@@ -164,7 +169,7 @@ def evaluation_loss(run: RunRecord) -> list[Card]:
     for line in reversed(run.evaluations):
         loss = line.get("eval_loss")
         if isinstance(loss, int | float):
-            return [Card("Evaluation loss", number(loss), f"at step {line['step']:,}", loss, -1)]
+            return [Card(EVALUATION_LOSS, number(loss), f"at step {line['step']:,}", loss, -1)]
     return []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kubetune.config.resolved import resolved
@@ -20,11 +20,47 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Return what the template `compare.html` needs, but for the charts."""
     names = labels(runs)
 
-    # A table with a row for each run. Its columns are the cards of all runs, since not every run has each.
-    cards_of_runs = []
-    headings: dict[str, None] = {}
+    cards_of_runs, headings = _cards_of(runs)
     damage = []
     for name, run in zip(names, runs, strict=True):
+        for problem in cards.damage(run):
+            damage.append((name, problem))
+
+    # Values are better than others only if they measure the same thing on the same rows.
+    cautions = _cautions(runs, names)
+    best: dict[str, float] = {}
+    if not cautions["tasks"] and not cautions["data"]:
+        best = _best_of_columns(headings, cards_of_runs)
+    columns, alike = _columns(headings, cards_of_runs)
+    sentences = {sentence(run) for run in runs}
+
+    different, common = differences([resolved(run.config) for run in runs])
+    packages, _ = differences([run.report.get("versions") or {} for run in runs])
+    return {
+        "title": " · ".join(names),
+        "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
+        "sentence": sentences.pop() if len(sentences) == 1 else "",
+        "headings": columns,
+        "alike": alike,
+        "cards": cards_of_runs,
+        "best": best,
+        "settings": different,
+        "common": common,
+        "packages": packages,
+        "same_data": _same_data(runs, names)[1],
+        "damage": damage,
+        "answers": _answers(runs),
+        "cautions": [text for text in cautions.values() if text],
+        "other_tasks": cautions["tasks"],
+        "first_axis": "share" if cautions["lengths"] else "step",
+    }
+
+
+def _cards_of(runs: Sequence[RunRecord]) -> tuple[list[dict[str, cards.Card]], list[str]]:
+    """Return the cards of each run by their labels, and all labels: not every run has each card."""
+    cards_of_runs = []
+    headings: dict[str, None] = {}
+    for run in runs:
         shown = [*cards.cards(run), *cards.evaluation_loss(run)]
         by_label = {card.label: card for card in shown}
         for card in cards.judged_cards(run):
@@ -33,34 +69,57 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
             by_label[card.label] = card
         cards_of_runs.append(by_label)
         headings |= dict.fromkeys(by_label)
-        for problem in cards.damage(run):
-            damage.append((name, problem))
+    return cards_of_runs, list(headings)
 
-    # Between different tasks no value is better than another.
-    other_tasks = _other_tasks(runs, names)
-    best: dict[str, float] = {}
-    if not other_tasks:
-        for heading in headings:
-            of_column = [by_label[heading] for by_label in cards_of_runs if heading in by_label]
-            value = _best(of_column)
-            if value is not None:
-                best[heading] = value
 
-    different, common = differences([resolved(run.config) for run in runs])
-    packages, _ = differences([run.report.get("versions") or {} for run in runs])
+def _best_of_columns(
+    headings: Sequence[str], cards_of_runs: Sequence[Mapping[str, cards.Card]]
+) -> dict[str, float]:
+    """Return the best value of each column that every run has and in which one value is better than another."""
+    best = {}
+    for heading in headings:
+        of_column = [by_label[heading] for by_label in cards_of_runs if heading in by_label]
+        value = _best(of_column)
+        if value is not None and len(of_column) == len(cards_of_runs):
+            best[heading] = value
+    return best
+
+
+def _columns(
+    headings: Iterable[str], cards_of_runs: Sequence[Mapping[str, cards.Card]]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the headings whose values differ between runs, and heading and value of the others."""
+    columns = []
+    alike = []
+    for heading in headings:
+        values = {
+            by_label[heading].value if heading in by_label else None for by_label in cards_of_runs
+        }
+        only = next(iter(values))
+        if len(values) > 1 or only is None:
+            columns.append(heading)
+        else:
+            alike.append((heading, only))
+    return columns, alike
+
+
+# Runs of lengths that differ by this factor are laid over each other by their share, not by their steps.
+_OTHER_LENGTH = 1.5
+
+
+def _cautions(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, str]:
+    """Return sentences on what cannot be compared: tasks, data, lengths; "" for each that is the same."""
+    lengths = [cards.last_step(run) for run in runs]
+    shortest = min(lengths)
+    longest = max(lengths)
+    text = ""
+    if longest > _OTHER_LENGTH * max(1, shortest):
+        text = f"the runs took {shortest:,} to {longest:,} steps, so curves lie over the share of each run."
+    differ, about = _same_data(runs, names)
     return {
-        "title": " · ".join(names),
-        "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
-        "headings": list(headings),
-        "cards": cards_of_runs,
-        "best": best,
-        "settings": different,
-        "common": common,
-        "packages": packages,
-        "same_data": _same_data(runs, names),
-        "damage": damage,
-        "answers": _answers(runs),
-        "other_tasks": other_tasks,
+        "tasks": _other_tasks(runs, names),
+        "data": about[0].lower() + about[1:] if differ else "",
+        "lengths": text,
     }
 
 
@@ -95,8 +154,8 @@ def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     return f"the runs learn different tasks ({tasks}), so their losses and scores measure different things."
 
 
-def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Return a sentence on whether all runs were trained on the same rows."""
+def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[bool, str]:
+    """Return whether runs were trained on different rows, and a sentence on it."""
     # The report has it at the end, data.json as soon as the data are prepared.
     fingerprints = set()
     unknown = []
@@ -109,14 +168,15 @@ def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
 
     # Different fingerprints settle it, whatever the others have.
     if len(fingerprints) > 1:
-        return "The prepared data differ, so losses are not of the same rows."
+        return True, "The prepared data differ, so losses and scores are not of the same rows."
     if unknown:
-        return (
+        text = (
             "Whether the prepared data are the same is not known: no fingerprint is recorded in "
             f"{', '.join(unknown)}."
         )
+        return False, text
 
-    return "All have the same prepared data."
+    return False, "All have the same prepared data."
 
 
 def _answers(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:

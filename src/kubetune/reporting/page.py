@@ -52,11 +52,11 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     not_drawn = ""
     if len(runs) > 1:
         charts, not_drawn = _comparable(charts, runs)
-        charts = _headline_first(charts)
         return "compare.html", {
             "not_drawn": not_drawn,
             **_drawn(charts, runs),
             **comparison_facts(runs),
+            "folded_from": MOST_CHARTS,
         }
 
     facts = run_facts(runs[0])
@@ -96,7 +96,9 @@ def curves_of(runs: Sequence[RunRecord], most: int) -> dict[str, Any]:
     """Return the first charts of these runs, at most so many, for a template that shows nothing else."""
     charts = charts_of(runs)
     if len(runs) > 1:
-        charts = _headline_first(_comparable(charts, runs)[0])
+        charts, _ = _comparable(charts, runs)
+    else:
+        charts, _ = in_order(charts, runs[0].config.task, None)
     return {**_drawn(charts[:most], runs), "count": len(runs)}
 
 
@@ -154,21 +156,14 @@ def _comparable(charts: list[Chart], runs: Runs) -> tuple[list[Chart], str]:
             dots.append(chart.title)
         else:
             kept.append(chart)
+    task = runs[0].config.task if same_task else ""
+    kept, _ = in_order(kept, task, None)
     sentences = []
     if other_tasks:
         sentences.append(f"Not drawn, as the tasks differ: {', '.join(other_tasks)}.")
     if dots:
         sentences.append(f"Not drawn, as each run has one value: {', '.join(dots)}.")
     return kept, " ".join(sentences)
-
-
-def _headline_first(charts: list[Chart]) -> list[Chart]:
-    """Return the charts, with the most telling one after the loss in the second place."""
-    for beginning in _OF_LEARNING:
-        for index in range(1, len(charts)):
-            if charts[index].name.startswith(beginning):
-                return [charts[0], charts[index], *charts[1:index], *charts[index + 1 :]]
-    return charts
 
 
 def _with_missing_runs(chart: Chart, runs: Runs) -> str:

@@ -9,7 +9,7 @@ window.drawCharts = () => {
   const drawn = new Map();
   const scales = new Map();
   const hidden = new Map(charts.map((_, index) => [index, new Set()]));
-  let xName = "step";
+  let xName = document.getElementById("x-axis").value;
   let smoothing = 3;
   let onPaper = false;
   const paperWidth = 330;
