@@ -38,6 +38,8 @@ class Progress:
             TimeRemainingColumn(),
             console=Console(file=sys.stdout),
             refresh_per_second=4,
+            # What follows it, such as the verdict, stands right below the table.
+            transient=True,
             disable=not enabled,
         )
         self._task = self._bar.add_task("train", total=total, completed=start, numbers="")
