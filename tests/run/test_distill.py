@@ -20,6 +20,7 @@ from kubetune.batching.feed import empty_batch
 from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.config.metric_names import DISTILL_MEASURES
 from kubetune.config.schema import Config, DistillConfig
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.models import fsdp
 from kubetune.models.acceleration import Workload
@@ -310,6 +311,61 @@ def test_what_a_teacher_said_is_kept_and_the_same(inputs: Path, tmp_path: Path) 
 def trained_unkept(words: list[str]) -> int:
     teacher.MOST_BYTES = 1  # type: ignore[misc]
     return worker.main(words)
+
+
+PRIVILEGED: dict[str, Any] = {
+    **DRAWING, "lmbda": 1, "teacher": "self", "teacher_prompt": "{prompt} The answer is{answer}"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"lora": None},
+        {"ranks": 2},
+        pytest.param({"ranks": 2, "lora": None, "parallelism": "fsdp"}, marks=slow),
+    ],
+)
+def test_a_model_learns_from_itself_shown_the_answer(
+    inputs: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    others = dict(changes)
+    ranks = others.pop("ranks", 1)
+    training = {"max_steps": 2, "parallelism": others.pop("parallelism", "ddp")}
+    config = config_of(inputs, training, distill=PRIVILEGED, **others)
+    run_dir = toy.finished(tmp_path / "run", config, ranks)
+    model = AutoModelForCausalLM.from_pretrained(inputs / "model", attn_implementation="eager")
+    tokenizer = load_tokenizer(config.model)
+    records = [json.loads(line) for line in (inputs / "train.jsonl").read_text().splitlines()]
+    total = 0.0
+    tokens = 0
+    for group in rollout_records.read_groups(run_dir, 0):
+        record = records[group.row]
+        shown = tokenizer.encode_prompt(f"{record['prompt']} The answer is{record['completion']}")
+        for answer in group.answers:
+            parts = []
+            for prompt in (group.prompt, shown):
+                ids = torch.tensor([prompt + answer.ids])
+                with torch.no_grad():
+                    logits = model.eval()(ids).logits[0, len(prompt) - 1 : -1].double()
+                parts.append((logits / 0.9).log_softmax(-1))
+            total += float((parts[0].exp() * (parts[0] - parts[1])).sum())
+            tokens += len(answer.ids)
+    line = next(line for line in metrics.read_metrics(run_dir) if "loss" in line)
+    assert line["loss"] > 0
+    assert line["loss"] == pytest.approx(total / tokens, rel=1e-3)
+
+
+def test_a_teacher_that_is_shown_nothing_more_is_refused(inputs: Path, tmp_path: Path) -> None:
+    settings = {key: value for key, value in PRIVILEGED.items() if key != "teacher_prompt"}
+    run_dir = toy.make_run(tmp_path / "run", config_of(inputs, distill=settings))
+    assert toy.train(run_dir) == [2]
+    assert "50 of 50 records" in toy.log_of(run_dir)
+    lacking = {**PRIVILEGED, "teacher_prompt": "{prompt} {hint}"}
+    run_dir = toy.make_run(tmp_path / "lacking", config_of(inputs, distill=lacking))
+    assert toy.train(run_dir) == [2]
+    assert "lacks 'hint'" in toy.log_of(run_dir)
 
 
 def test_a_run_is_a_teacher(inputs: Path, tmp_path: Path) -> None:

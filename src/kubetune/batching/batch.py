@@ -49,6 +49,9 @@ class Batch:
 
     teacher: Tensor | None = None  # fp32 [labels, numbers] what a teacher says of each
 
+    # What a teacher reads in place of this batch, with the same labels; None: the same.
+    read_by_teacher: Batch | None = None
+
     totals: object = None  # what a task needs to know about the whole global batch
     tree: PrefixTree | None = None  # set if rows share prefixes, which are sequences of their own
     drawn: DrawnAnswers | None = None  # of answers that the model drew itself
@@ -82,6 +85,8 @@ class Batch:
             moved["tree"] = self.tree.to(device)
         if self.drawn is not None:
             moved["drawn"] = self.drawn.to(device)
+        if self.read_by_teacher is not None:
+            moved["read_by_teacher"] = self.read_by_teacher.to(device)
         return replace(self, **moved)
 
 

@@ -64,11 +64,12 @@ class LocalTeacher:
     """A teacher in memory, of which the final hidden states are known."""
 
     hidden: Tensor  # [labels, width of the teacher]
-    head: Head
+    head: Head | None  # None: that of the model which learns, to be put in its place
     temperature: float
 
     def whole(self, span: slice) -> Tensor:
         """Return the log-probabilities of all tokens, fp32 `[rows, vocabulary]`."""
+        assert self.head is not None, "a model that is its own teacher has its head by now"
         logits = F.linear(self.hidden[span], self.head.weight, self.head.bias).float()
         return torch.log_softmax(self.head.rule.apply(logits) / self.temperature, -1)
 

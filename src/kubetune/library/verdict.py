@@ -188,6 +188,7 @@ def _require_named_models(config: Config, environ: Mapping[str, str], *, here: b
     """
     if config.task != "distill" and not any(reward.is_model for reward in config.rewards):
         return
+    from kubetune.config.schema.distill import ITSELF
     from kubetune.scoring.rewards.named_models import NamedModel, require_named_model
 
     named = []
@@ -195,7 +196,7 @@ def _require_named_models(config: Config, environ: Mapping[str, str], *, here: b
         if reward.is_model:
             kind = "teacher" if reward.teacher is not None else "reward_model"
             named.append(NamedModel.of_reward(reward, f"rewards[{number}].{kind}"))
-    if config.task == "distill":
+    if config.task == "distill" and config.distill.teacher != ITSELF:
         named.append(NamedModel.of_distillation(config.distill))
     for model in named:
         if here or Path(model.path).expanduser().is_dir():

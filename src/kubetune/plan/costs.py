@@ -14,6 +14,7 @@ from typing import Any
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
+from kubetune.config.schema.distill import ITSELF
 from kubetune.plan import cost, drawing, earlier_runs
 from kubetune.plan.cost import Bill
 from kubetune.plan.drawing import Drawing, Hours
@@ -124,9 +125,7 @@ def costs_of(
         memory = forecast(longest_work, weights, device.memory_bytes)
         cache_bytes = _cache_bytes(longest_work, weights)
     if memory is not None:
-        paths = [reward.reward_model or reward.teacher for reward in config.rewards]
-        memory = _with_others(memory, "models that reward answers", paths, plan.device, environ)
-        memory = _with_others(memory, "teacher", [config.distill.teacher], plan.device, environ)
+        memory = _with_other_models(memory, config, plan.device, environ)
 
     known = earlier_runs.read()
     bill = cost.bill(work, config.compute, plan, weights, tokens, device.gpu, known)
@@ -178,6 +177,19 @@ def _cache_bytes(work: RankWork, weights: Weights) -> int | None:
     return drawing.cache_bytes(
         weights.text_config, shape, work.drawn_rows, work.drawn_tokens, work.element
     )
+
+
+def _with_other_models(
+    memory: Forecast, config: Config, device: str, environ: Mapping[str, str]
+) -> Forecast:
+    """Return the memory of a device that also holds the models of rewards and the teacher of a run."""
+    paths = [reward.reward_model or reward.teacher for reward in config.rewards]
+    memory = _with_others(memory, "models that reward answers", paths, device, environ)
+    teacher = config.distill.teacher
+    if teacher == ITSELF:
+        # The same model with its adapter off, or a second one.
+        teacher = None if config.lora else config.model.path
+    return _with_others(memory, "teacher", [teacher], device, environ)
 
 
 def _with_others(

@@ -7,15 +7,14 @@ that loss and gradient do not depend on how a step is split. An evaluation is th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from kubetune.config.metric_names import DISTILL_MEASURES
-from kubetune.kernels.cross_entropy import Head
 from kubetune.kernels.divergence import KeptTeacher, LocalTeacher, Teacher, linear_divergence
-from kubetune.models import fsdp
+from kubetune.models import fsdp, quantization
 from kubetune.models.attention_hooks import packed
 from kubetune.tasks.causal_lm import CausalLM, head_of
 
@@ -64,12 +63,30 @@ def teacher_of(learner: Learner, batch: Batch) -> Teacher:
     """Return what the teacher knows of the labels of a micro-batch."""
     if batch.teacher is not None:
         return KeptTeacher(batch.teacher)
+    read = batch.read_by_teacher or batch
     teacher = learner.teacher
-    assert teacher is not None, "what is distilled has a teacher"
-    with packed(batch.cu_seqlens, parents=batch.parents):
-        hidden = _of_labels(teacher.hidden(teacher, batch), batch)
-    head: Head = head_of(teacher)
-    return LocalTeacher(hidden, head, settings_of(learner).temperature)
+    if teacher is None:
+        return _of_itself(learner, read)
+    with packed(read.cu_seqlens, parents=read.parents):
+        hidden = _of_labels(teacher.hidden(teacher, read), read)
+    return LocalTeacher(hidden, head_of(teacher), settings_of(learner).temperature)
+
+
+def _of_itself(learner: Learner, batch: Batch) -> LocalTeacher:
+    """Return what the model says with its adapter off. Its head is whole only where the model itself runs."""
+    model: Any = learner.model
+    model.eval()
+    try:
+        with (
+            model.disable_adapter(),
+            packed(batch.cu_seqlens, parents=batch.parents),
+            quantization.multiplying_as_in_training(learner.lm),
+        ):
+            hidden = fsdp.inside(learner.lm, learner.hidden, learner, batch)
+    finally:
+        fsdp.close(learner.lm)
+        model.train()
+    return LocalTeacher(_of_labels(hidden, batch), None, settings_of(learner).temperature)
 
 
 def _of_labels(hidden: Tensor, batch: Batch) -> Tensor:
@@ -84,8 +101,11 @@ def _summed_loss(
     """Return `scale` × the summed loss of the labels of a micro-batch, and the sums of their measures."""
     hidden = _of_labels(learner.hidden(learner, batch), batch)
     labels = batch.labels if batch.tree is None else batch.labels[batch.tree.entries]
+    head = head_of(learner)
+    if isinstance(teacher, LocalTeacher) and teacher.head is None:
+        teacher = replace(teacher, head=head)
     settings = settings_of(learner)
     if batch.drawn is not None:
         # Cross-entropy would only make the model surer of what it drew.
         settings = settings.model_copy(update={"sft_weight": 0.0})
-    return linear_divergence(hidden, labels, head_of(learner), teacher, settings, scale)
+    return linear_divergence(hidden, labels, head, teacher, settings, scale)

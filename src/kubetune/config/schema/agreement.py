@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kubetune.config.gate import Condition
+from kubetune.config.schema.distill import ITSELF
 from kubetune.config.schema.reward_agreement import problems_of_rewards
 from kubetune.config.schema.run_facts import RunFacts
 
@@ -41,10 +42,8 @@ def disagreements(run: RunFacts) -> list[str]:
     # Settings of another task, or of another kind of record.
     problems += _of_other_tasks(run)
     problems += problems_of_rewards(run)
-    if run.task == "distill" and run.distill.teacher is None:
-        problems.append(
-            "distill.teacher: missing; expected the model to learn from: a hub id, a folder or a run directory"
-        )
+    if run.task == "distill":
+        problems += _without_teacher(run)
     if run.record_kind not in ("pair", "graded") and run.data.unusable_pairs != "error":
         problems.append(
             "data.unusable_pairs: means nothing to a run that compares no pairs; leave it out"
@@ -66,6 +65,21 @@ def disagreements(run: RunFacts) -> list[str]:
         problems += _not_sharded(run)
     if run.training.fp8:
         problems += not_in_fp8(run)
+    return problems
+
+
+def _without_teacher(run: RunFacts) -> list[str]:
+    """Return what keeps a run of distillation from having its teacher, each as a problem."""
+    problems = []
+    if run.distill.teacher is None:
+        problems.append(
+            "distill.teacher: missing; expected the model to learn from: a hub id, a folder, a run directory or self"
+        )
+    elif run.distill.teacher == ITSELF and run.lora is not None and run.lora.modules_to_save:
+        problems.append(
+            "lora.modules_to_save: such modules learn themselves, so `teacher: self` could not switch them off; leave it "
+            "out, or name the model as the teacher"
+        )
     return problems
 
 

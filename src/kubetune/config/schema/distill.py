@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from kubetune.config.schema.base import Section
 from kubetune.config.schema.grpo import GrpoConfig
 
+# The name of a teacher that is the model itself, as it was before training.
+ITSELF: Final = "self"
+
 # Keys that say how answers are drawn.
 _OF_DRAWING: Final = ("max_completion_length", "num_generations", "generation_batch_size")
 
@@ -19,7 +22,13 @@ class DistillConfig(Section):
     teacher: str | None = Field(
         None,
         description="The model whose probabilities are learnt: a hub id, a folder, or a run directory, whose best "
-        "checkpoint it is. Its tokenizer must have the same tokens.",
+        "checkpoint it is; or `self`, the model before training. Its tokenizer must have the same tokens.",
+    )
+    teacher_prompt: str | None = Field(
+        None,
+        min_length=1,
+        description="What the teacher is asked in place of the prompt, such as `{prompt} The answer is {answer}.`, with any "
+        "column by its name. A column `teacher_prompt` of a record comes before it.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a teacher on the hub.")
     beta: float = Field(
@@ -79,6 +88,11 @@ class DistillConfig(Section):
 
     @model_validator(mode="after")
     def _keys_fit_the_answers(self) -> DistillConfig:
+        if self.lmbda < 1 and (self.teacher == ITSELF or self.teacher_prompt is not None):
+            raise ValueError(
+                f"lmbda is {self.lmbda:g}; expected 1 with `teacher: self` and with teacher_prompt, since only drawn "
+                "answers are shown to a teacher behind another prompt"
+            )
         if self.lmbda == 0:
             for key in _OF_DRAWING:
                 if key in self.changed_keys:

@@ -20,6 +20,7 @@ import torch
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import size
+from kubetune.config.schema.distill import ITSELF
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.kernels.divergence import kept_numbers
@@ -48,6 +49,8 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
 
     All ranks call it. Raise ConfigError or ModelError for a teacher that cannot be used, or has another vocabulary.
     """
+    if start.model.distill.teacher == ITSELF and start.model.lora is not None:
+        return learner  # with its adapter off
     source = _raised_together(start, partial(_source, start))
     load = partial(_raised_together, start, partial(_loaded, start, learner, source))
     if start.world.is_main:
@@ -85,7 +88,12 @@ def _raised_together(start: RankStart, function: Any) -> Any:
 
 
 def _source(start: RankStart) -> ModelSource:
-    named = NamedModel.of_distillation(start.model.distill)
+    settings = start.model.distill
+    if settings.teacher == ITSELF:
+        # Where every weight is trained, the model before training is a second one.
+        model = start.model.model
+        settings = settings.model_copy(update={"teacher": model.path, "revision": model.revision})
+    named = NamedModel.of_distillation(settings)
     return source_of(named, local_files_only=start.model.model.local_files_only)
 
 

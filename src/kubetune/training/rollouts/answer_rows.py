@@ -26,6 +26,7 @@ class AnswerRow:
     prompt: list[int]
     answer: RewardedAnswer
     advantage: float
+    shown: list[int] | None = None  # what a teacher reads in place of the prompt
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and answer."""
@@ -74,7 +75,13 @@ def batch_of(
         computed_labels=computed_labels,
         divisor=divisor,
     )
-    return replace(batch, drawn=drawn)
+    read = None
+    if any(row.shown is not None for row in rows):
+        # The same answers, so that the labels are the same ones in the same order.
+        read = collate(
+            [answer_sequence(row.shown or row.prompt, row.answer.ids) for row in rows], samples
+        )
+    return replace(batch, drawn=drawn, read_by_teacher=read)
 
 
 def _end_to_end(numbers_of_rows: Sequence[list[float] | None]) -> torch.Tensor | None:

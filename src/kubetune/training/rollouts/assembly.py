@@ -10,12 +10,14 @@ from kubetune.batching.feed import Feed
 from kubetune.distributed import process_group
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.learner import Learner
+from kubetune.models.loading import check_positions
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.scoring.judge import Judge
 from kubetune.training.rollouts.answer_windows import AnswerWindows
 from kubetune.training.rollouts.drawer import Drawer
 from kubetune.training.rollouts.held_out import held_out_of
 from kubetune.training.rollouts.model_answers import ModelAnswers, reference_of
+from kubetune.training.rollouts.rewarding import Rewarding
 from kubetune.training.rollouts.rewards_of_run import open_rewarding
 from kubetune.training.rollouts.rollout_digest import digest_of
 from kubetune.training.rollouts.rollout_feed import RolloutFeed
@@ -26,6 +28,7 @@ from kubetune.training.rollouts.self_check import (
 )
 from kubetune.training.rollouts.servers.connecting import served_by
 from kubetune.training.rollouts.servers.served_drawer import ServedDrawer
+from kubetune.training.rollouts.teacher_prompts import teacher_prompts
 from kubetune.training.start.rank_start import RankStart
 
 
@@ -71,6 +74,7 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
         learner,
         share_prefixes=shares,
         is_drawn=_drawn_steps(start, learner),
+        shown=_shown(start, learner, rewarding),
     )
     if judge is not None and start.rewards:
         feed.held_out = held_out_of(start, judge, rewarding.pool)
@@ -97,6 +101,16 @@ def _drawn_steps(start: RankStart, learner: Learner) -> Callable[[int], bool]:
         )
     seed = start.training.seed
     return lambda step: bool(uniforms(1, seed, "is drawn", step)[0] < share)
+
+
+def _shown(start: RankStart, learner: Learner, rewarding: Rewarding) -> dict[int, list[int]]:
+    """Return what a teacher reads in place of prompts, by row. Raise ConfigError for more than it can read."""
+    if learner.distill is None:
+        return {}
+    shown = teacher_prompts(rewarding.prompts, learner.distill, start.data.tokenizer)
+    longest = max(map(len, shown.values()), default=0) + start.model.grpo.max_completion_length
+    check_positions((learner.teacher or learner).lm, longest)
+    return shown
 
 
 def _may_share(start: RankStart, learner: Learner) -> bool:

@@ -29,6 +29,7 @@ class RewardedPrompt:
     prompt: Any  # a text, or the messages of a conversation
     record: dict[str, Any]
     references: list[str | None]  # the right answer for each reward
+    answer: str | None = None  # the right answer of the record
 
     def request(
         self,
@@ -102,7 +103,7 @@ def _prompt_of(
             references.append(of_record)
         else:
             references.append(right_answer(record, reward.column))
-    return RewardedPrompt(prompt, record, references)
+    return RewardedPrompt(prompt, record, references, of_record)
 
 
 def rows_of_run(prompts: Feed, num_steps: int, settings: GrpoConfig, number: int) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -36,8 +37,13 @@ class RolloutFeed:
         *,
         share_prefixes: bool,
         is_drawn: Callable[[int], bool] = lambda _: True,
+        shown: Mapping[int, list[int]] = MappingProxyType({}),
     ) -> None:
-        """`share_prefixes`: as batching/feed.Feed has it. `is_drawn`: of a step; others learn from answers of the data."""
+        """`share_prefixes`: as batching/feed.Feed has it. `is_drawn`: of a step; others learn from answers of the data.
+
+        `shown`: what a teacher reads in place of the prompt, by row.
+        """
+        self._shown = shown
         self._is_drawn = is_drawn
         padding_free = learner.route.padding_free
         self._windows = windows
@@ -85,7 +91,8 @@ class RolloutFeed:
                 labels += len(answer.ids)
                 # Without an advantage the gradient of an answer is 0, unless a divergence or the load of experts has one.
                 if advantage or self._computes_all:
-                    rows.append(AnswerRow(group.row, group.prompt, answer, advantage))
+                    shown = self._shown.get(group.row)
+                    rows.append(AnswerRow(group.row, group.prompt, answer, advantage, shown))
 
         # The divisor counts all answers of the step, so that it does not depend on how many have an advantage.
         loss_divisor = divisor(self._settings, num_answers, labels)
@@ -161,7 +168,8 @@ class RolloutFeed:
             old=zeros if settings.window > 1 else None,
             reference=zeros if settings.beta else None,
         )
-        row = AnswerRow(longest, prompt, answer, advantage=1.0)
+        shown = max(self._shown.values(), key=len, default=None)
+        row = AnswerRow(longest, prompt, answer, advantage=1.0, shown=shown)
 
         # As many answers as fit a micro-batch, but no more than a rank has of a step.
         number = self._sequences
