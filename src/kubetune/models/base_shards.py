@@ -76,9 +76,14 @@ class Unit:
         self.part = self._whole[first : first + share].clone()
         self.nbytes = self._whole.nbytes
 
+    @property
+    def is_asked_for(self) -> bool:
+        """True if the whole bytes are here or on the way."""
+        return self._is_whole or self._arrival is not None
+
     def ask(self) -> None:
         """Begin to gather the bytes of all ranks, if they are neither here nor on the way."""
-        if self._is_whole or self._arrival is not None:
+        if self.is_asked_for:
             return
         self._whole.untyped_storage().resize_(self.nbytes)
         with process_group.noticing_losses():

@@ -280,6 +280,46 @@ def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
     return function(*args)
 
 
+class _Reaching(torch.autograd.Function):
+    """Return a tensor as it is, and give parameters that it was not computed from gradients of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.forms = [(p.shape, p.dtype, p.device) for p in parameters]
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        zeros = []
+        for shape, dtype, device in ctx.forms:
+            zeros.append(torch.zeros(shape, dtype=dtype, device=device))
+        return gradient, *zeros
+
+
+def reaching(lm: Any, tensor: Tensor) -> Tensor:
+    """Return `tensor`, from which all that learns in a sharded model gets a gradient, if only zeros.
+
+    Ranks sum the gradients that they have. A vision tower has none on a rank without an image in its share, and that
+    rank would sum others than the rest does:
+
+        rank 0, with an image       tower: its gradient      decoder: its gradient
+        rank 1, without             tower: zeros, by this    decoder: its gradient
+    """
+    if not isinstance(lm, FSDPModule) or not torch.is_grad_enabled():
+        return tensor
+    model = cast(Any, lm)
+    of_text: set[nn.Parameter] = set()
+    for part in (model.get_decoder(), model.get_output_embeddings()):
+        of_text.update(part.parameters())
+    others = []
+    for parameter in model.parameters():
+        is_whole = not isinstance(parameter, DTensor)
+        if is_whole and parameter.requires_grad and parameter not in of_text:
+            others.append(parameter)
+
+    return _Reaching.apply(tensor, *others)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
     """Return what a saved model has besides what is trained: frozen parameters and buffers, whole on every rank."""
     tensors: dict[str, Tensor] = {}

@@ -117,7 +117,7 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
         # One at a time, and laid end to end again, as a packed batch has them.
         sequences = lone_sequences(batch)
         hidden = torch.cat([hidden_states(lm, alone, padding_free=False) for alone in sequences])
-    return hidden
+    return fsdp.reaching(lm, hidden)
 
 
 def _freeze(model: nn.Module, frozen: str) -> None:
