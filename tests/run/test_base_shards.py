@@ -12,14 +12,21 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kubetune import errors
+from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
+from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
 from kubetune.models import base_shards, fsdp
+from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints
-from tests import toy
+from kubetune.tasks import causal_lm
+from tests import reviews, toy
 from tests.architectures import save_model
+from tests.preferences import write_pairs
 from tests.ranks import run_ranks
+from tests.run import test_grpo
 
 slow = pytest.mark.slow
 
@@ -106,7 +113,7 @@ def memory_of_reading(world: World, config: Config) -> tuple[int, int, int]:
         most = max(most, bytes_of_tensors())
         give_back(unit)
 
-    base_shards.Unit.give_back = measuring  # type: ignore[method-assign]
+    base_shards.Unit.give_back = measuring  # type: ignore[method-assign, assignment]
     before = bytes_of_tensors()
     model = fsdp.load(AutoModelForCausalLM, ModelSpec.of(config), config.training, world)
     shards = base_shards.of(model)
@@ -137,3 +144,129 @@ def test_no_rank_ever_holds_the_whole_base(inputs: Path, tmp_path: Path, quantiz
         assert held == pytest.approx(whole / 2, rel=0.01)
         # Half of the base, a layer that is read, and the tables, which are cut last.
         assert most < held + 2 * whole / 16 + 2 * 2 * 4_000 * 512
+
+
+def config_of_task(task: str, inputs: Path, folder: Path, training: dict[str, Any]) -> Config:
+    """Return the config of a few steps of a task."""
+    sections: dict[str, Any] = {"task": task, "lora": {"r": 4}}
+    if task == "preference" or task == "reward_model":
+        return toy.make_config(inputs, training, data=write_pairs(folder), **sections)
+    if task == "distill":
+        teacher = save_model(folder / "teacher", hidden_size=96, intermediate_size=128)
+        sections["distill"] = {"teacher": str(teacher)}
+        return toy.make_config(inputs, training, **sections)
+    if task == "grpo":
+        return test_grpo.config_of(inputs, training)
+    kind = task.removeprefix("classifier, ")
+    read = reviews.make_inputs(folder, kind)
+    return reviews.make_config(read, training, lora={"r": 4})
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param("preference", marks=slow),
+        "reward_model",
+        pytest.param("distill", marks=slow),
+        pytest.param("grpo", marks=slow),
+        pytest.param("classifier, bert", marks=slow),
+        pytest.param("classifier, qwen3", marks=slow),
+    ],
+)
+def test_every_task_has_the_same_bits(inputs: Path, tmp_path: Path, task: str) -> None:
+    runs = []
+    for parallelism in ("shard_base", "ddp"):
+        training = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "parallelism": parallelism}
+        config = config_of_task(task, inputs, tmp_path, training)
+        runs.append(toy.finished(tmp_path / parallelism, config, 2))
+    ours, theirs = runs
+    assert toy.losses(ours) == toy.losses(theirs)
+    checkpoint = checkpoints.steps(ours)[-1]
+    assert checkpoint == 3
+    same = toy.digests(ours)
+    others = toy.digests(theirs)
+    assert same.pop("adapter_model.safetensors") == others.pop("adapter_model.safetensors")
+    assert "the base is cut over 2 ranks" in toy.log_of(ours)
+
+
+FAMILIES = (
+    "qwen2", "qwen3", "gemma2", "gpt2", "phi3", "mixtral", "qwen3_moe", "gpt_oss", "olmo2", "granite",
+)  # fmt: skip
+
+
+@slow
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_the_same_bits(
+    inputs: Path, tmp_path: Path, name: str, recomputed: bool
+) -> None:
+    model = save_model(tmp_path / "model", name)
+    training = {"max_steps": 3, "gradient_checkpointing": recomputed}
+    ours, theirs = (
+        toy.finished(
+            tmp_path / parallelism,
+            make_config(inputs, parallelism, training, model=str(model)),
+            2,
+        )
+        for parallelism in ("shard_base", "ddp")
+    )
+    assert toy.digests(ours) == toy.digests(theirs)
+
+
+@slow
+@pytest.mark.parametrize("after", [1, 4])
+def test_another_number_of_ranks_goes_on(inputs: Path, tmp_path: Path, after: int) -> None:
+    run_dir = toy.make_run(tmp_path / "run", make_config(inputs, "shard_base"), 2)
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6:1"}
+    assert toy.train(run_dir, 2, environ) == [errors.PREEMPTED] * 2
+    toy.make_run(run_dir, make_config(inputs, "shard_base"), after)
+    assert toy.train(run_dir, after) == [0] * after
+    whole = toy.finished(tmp_path / "whole", make_config(inputs, "ddp"))
+    assert toy.losses(run_dir) == pytest.approx(toy.losses(whole), abs=1e-5)
+
+
+def bytes_of_a_step(world: World, config: Config) -> tuple[int, int, int, int, int, int]:
+    """Return bytes gathered in a step of one micro-batch, and held at most; of layers, the last layer, tables, parts."""
+    spec = ModelSpec.of(config)
+    learner = causal_lm.TASK.build(spec, config.training, world, Workload(0))
+    shards = base_shards.of(learner.model)
+    assert shards is not None
+    gathered = 0
+    most = 0
+    ask = base_shards.Unit.ask
+
+    def counting(unit: base_shards.Unit) -> None:
+        nonlocal gathered, most
+        before = unit.is_asked_for
+        ask(unit)
+        gathered += 0 if before else unit.nbytes
+        most = max(most, sum(each.nbytes for each in shards.units if each.is_asked_for))
+
+    base_shards.Unit.ask = counting  # type: ignore[method-assign, assignment]
+    rows = prepare(config).train
+    plan = make_plan(config, rows_per_epoch(rows), world_size=world.size)
+    batch = Feed(rows, plan, 0, world, even=True).step(0).batches[0]
+    shards.close()
+    causal_lm.TASK.backward(learner, batch, 1.0)
+    sizes = [unit.nbytes for unit in shards.units]
+    embeddings, *layers, head = sizes
+    parts = sum(unit.part.nbytes for unit in shards.units)
+    return gathered, most, sum(layers), layers[-1], embeddings + head, parts
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=slow)])
+def test_bytes_that_are_moved_and_held_follow_the_formula(
+    inputs: Path, tmp_path: Path, ranks: int
+) -> None:
+    model = save_model(tmp_path / "model", num_hidden_layers=5)
+    for recomputed in (False, True):
+        config = make_config(
+            inputs, "shard_base", {"gradient_checkpointing": recomputed}, model=str(model)
+        )
+        for gathered, most, layers, layer, tables, parts in run_ranks(
+            bytes_of_a_step, ranks, config
+        ):
+            # Each layer twice, but for the last one, which stays; tables once.
+            assert gathered == 2 * layers - layer + tables
+            assert most == max(2 * layer, layer + tables // 2)
+            assert parts == (layers + tables) // ranks
