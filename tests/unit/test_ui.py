@@ -586,6 +586,29 @@ def test_what_cannot_be_compared_is_said_first_and_nothing_of_it_is_best(tmp_pat
         )
 
 
+def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        run_dir = write_run(tmp_path / name, 60)
+        train = {"sources": [], "rows": 1234, "tokens": 99, "longest": 17}
+        rows = {"train": train, "eval": {"sources": [], "rows": 56}}
+        fingerprint = "other" if name == "c" else "same"
+        (run_dir / "data.json").write_text(json.dumps({"fingerprint": fingerprint, "splits": rows}))
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        page = visitor.get("/data").text
+        assert page.count("1,234 rows") == 2, "two sets, of which one has two runs"
+        assert "56 held out" in page
+        assert "<summary>2 runs</summary>" in page
+        for name in ("a", "b", "c"):
+            assert f'href="/data?dir={name}"' in page
+        line = {"prompt": f"user\nWhat is {HOSTILE}?\nassistant\n", "before": "x", "answer": "y"}
+        turned = {"exact_match": {"gained": [line, line]}}
+        (tmp_path / "a" / metrics.VERDICT).write_text(json.dumps({"turned": turned}))
+        (tmp_path / "a" / "checkpoints" / "step-000060").mkdir(parents=True)
+        opened = visitor.get("/chat?dir=a").text
+        assert HOSTILE not in opened
+
+
 def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> None:
     write_sweep(tmp_path / "searched", MIXED)
     (tmp_path / "searched" / "trials").mkdir()

@@ -89,6 +89,10 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
     facts = dict(answer["facts"])
     assert facts["method"].startswith("lora-r4")
     assert facts["steps"].startswith("10 (2 epochs)")
+    card = {cell["label"]: cell for cell in answer["card"]}
+    assert card["Steps"]["value"] == "10"
+    assert card["Memory"]["percent"] >= 1
+    assert " % of " in card["Memory"]["about"]
     assert "r: 4" in answer["yaml"]
     wrong = ask(
         client, "/new/plan", values={**values, "training.learning_rate": "fast", "modell": "x"}

@@ -45,7 +45,7 @@ def data(request: Request) -> Response:
     file = params.get("file", "")
     facts: dict[str, Any] = {
         "title": "Data",
-        "listed": site.records.listed(),
+        "sets": _data_sets(site) if not run and not file else [],
         "files": _files(site),
         "run": run,
         "file": file,
@@ -93,6 +93,23 @@ def data(request: Request) -> Response:
     }
     verb = f"kubetune data check {quote(str(target))} --html data.html"
     return page(request, "rows.html", verb, facts)
+
+
+def _data_sets(site: Site) -> list[dict[str, Any]]:
+    """Return the data sets of the runs, the most used first: their sources, counts of rows and lengths, and their runs.
+
+    Runs have the same data set if they have the same prepared rows; before these are known, the same sources.
+    """
+    sets: dict[str, dict[str, Any]] = {}
+    for listed in site.records.listed():
+        if listed["state"] == "damaged":
+            continue
+        facts_of_run = site.records.data_of(Path(listed["path"]))
+        entry = sets.setdefault(facts_of_run["key"], {**facts_of_run, "runs": []})
+        entry["runs"].append(
+            {"dir": listed["dir"], "name": listed["name"], "model": listed["model"]}
+        )
+    return sorted(sets.values(), key=lambda entry: len(entry["runs"]), reverse=True)
 
 
 def _files(site: Site) -> list[str]:

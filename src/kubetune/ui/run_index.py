@@ -9,19 +9,22 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kubetune.base import jsonl
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import read_config
+from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts, find_runs
 from kubetune.library.sweep.overview import find_sweeps, overview
 from kubetune.library.sweep.sweep_record import SWEEP, TRIAL_RUNS
 from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.reporting.run_charts import points_of
-from kubetune.rundir import exit_status, heartbeat, metrics
+from kubetune.rundir import exit_status, heartbeat, metrics, shapes
 from kubetune.rundir.labels import LABELS
 from kubetune.rundir.status import LIVE, ranks, state_of
 
@@ -53,6 +56,7 @@ class Records:
         self.folder = folder
         self._real = folder.resolve()
         self._facts: dict[Path, tuple[Signature, dict[str, Any]]] = {}
+        self._data: dict[Path, tuple[Signature, dict[str, Any]]] = {}
         self._kept: OrderedDict[tuple[Path, int], _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -100,6 +104,36 @@ class Records:
 
         return runs
 
+    def data_of(self, run_dir: Path) -> dict[str, Any]:
+        """Return the data set of a run: a key that runs of the same rows share, its sources, and counts of its rows.
+
+        Counts are None before the rows are prepared. Raise what `read_config` raises.
+        """
+        now = signature(run_dir)
+        before, known = self._data.get(run_dir, ((), {}))
+        if before == now:
+            return known
+        config = read_config(run_dir)
+        prepared: dict[str, Any] = {}
+        with suppress(FileNotFoundError, EnvironmentFault):
+            prepared = shapes.read(run_dir / metrics.DATA)
+        splits = prepared.get("splits") or {}
+        train = splits.get("train") or {}
+        names = [Path(source.path).name for source in config.data.train]
+        made: dict[str, Any] = {
+            "key": str(
+                prepared.get("fingerprint") or sorted(source.path for source in config.data.train)
+            ),
+            "names": names,
+            "task": config.task,
+            "rows": train.get("rows"),
+            "held_out": (splits.get("eval") or {}).get("rows"),
+            "tokens": train.get("tokens"),
+            "longest": train.get("longest"),
+        }
+        self._data[run_dir] = (now, made)
+        return made
+
     def sweeps(self) -> list[dict[str, Any]]:
         """Return the facts of all sweeps, with `dir`, the name."""
         return [
@@ -116,6 +150,7 @@ class Records:
     def forget(self, run_dir: Path) -> None:
         """Forget a run that is deleted."""
         self._facts.pop(run_dir, None)
+        self._data.pop(run_dir, None)
         with self._lock:
             for key in [key for key in self._kept if key[0] == run_dir]:
                 del self._kept[key]

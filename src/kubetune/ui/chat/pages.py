@@ -8,19 +8,25 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kubetune.base import logs
-from kubetune.errors import ConfigError
+from kubetune.config.metric_names import main_metric
+from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.results import require_sampling
+from kubetune.reporting.rendering import turns
+from kubetune.rundir import metrics, shapes
 from kubetune.ui.chat.talkers import MOST_MODELS
 from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
 
 # Limits of a question, which comes from a browser.
 _MOST_TURNS = 400
+_MOST_PROMPTS = 3  # that a page proposes
 _MOST_NEW_TOKENS = 4096
 
 
@@ -43,14 +49,34 @@ def chat(request: Request) -> Response:
         words += ["--beside", str(find_run(site, beside))]
 
     # A run without a checkpoint has no model.
-    listed = [run for run in site.records.listed() if run["saved_step"] is not None]
+    listed = []
+    for run in site.records.listed():
+        if run["saved_step"] is not None:
+            main = main_metric(run["evaluation"] or {}, run["metric"])
+            listed.append({**run, "main": main})
+    listed.sort(key=lambda run: run["started"] or "", reverse=True)
     facts = {
         "title": "Chat",
         "listed": listed,
         "chosen": chosen,
         "beside": beside,
+        "prompts": _prompts(run_dir) if name else [],
     }
     return page(request, "chat.html", shlex.join(words), facts)
+
+
+def _prompts(run_dir: Path) -> list[str]:
+    """Return a few questions that a run was asked when it was judged: the last turn of the user in each."""
+    verdict: dict[str, Any] = {}
+    with suppress(FileNotFoundError, EnvironmentFault):
+        verdict = shapes.read(run_dir / metrics.VERDICT)
+    questions: dict[str, None] = {}  # an ordered set
+    for sides in (verdict.get("turned") or {}).values():
+        for line in sides.get("gained") or ():
+            spoken = turns(str(line.get("prompt", "")))
+            if spoken and spoken[-1]["role"] == "user":
+                questions[spoken[-1]["content"]] = None
+    return list(questions)[:_MOST_PROMPTS]
 
 
 def stay(request: Request) -> Response:

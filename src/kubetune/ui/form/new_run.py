@@ -26,6 +26,7 @@ from kubetune.library.plan_forecast import PlanForecast, forecast_run
 from kubetune.rundir.exit_status import read_exit_status
 from kubetune.ui.form.fixes import for_failure, for_problems
 from kubetune.ui.form.form_fields import LABELS, form
+from kubetune.ui.form.plan_card import plan_card
 from kubetune.ui.form.suited import free_name, suited_texts
 from kubetune.ui.site import Site, act, find_run, page, run_of, site_of
 
@@ -174,6 +175,7 @@ def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any
         bad = [line for line in forecast.lengths.bad if line.rstrip(".") not in texts["error"]]
     return {
         "summary": "" if forecast.problems else forecast.headline(),
+        "card": plan_card(forecast),
         "facts": facts,
         "problems": texts["error"],
         "warnings": texts["warning"],

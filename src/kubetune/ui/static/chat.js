@@ -83,6 +83,12 @@ const start = () => {
     allow(true);
   };
   byId("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  byId("prompts")?.addEventListener("click", (event) => {
+    const prompt = event.target.closest("[data-prompt]")?.dataset.prompt;
+    if (prompt === undefined) return;
+    byId("text").value = prompt;
+    send();
+  });
   byId("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
   });

@@ -129,9 +129,24 @@ const summaryOf = (reply) => {
   if (reply.needed.length) return ["", `Still needed: ${reply.needed.join(", ")}`];
   return ["good", reply.summary];
 };
+// Steps, time, memory against what is there, and price.
+const showCard = (card) => {
+  byId("card").hidden = !card;
+  byId("card").replaceChildren(...(card ?? []).map(({ label, value, about, percent }) => {
+    const cell = element("div", "");
+    cell.append(element("dt", label), element("dd", value));
+    if (percent !== null) {
+      const track = element("dd", "", `track${percent > 100 ? " over" : ""}`);
+      track.append(element("span", "", `part-${Math.min(100, percent)}`));
+      cell.append(track);
+    }
+    if (about) cell.append(element("dd", about, "about"));
+    return cell;
+  }));
+};
 const plan = async (mine) => {
   const body = asked();
-  const nothing = { problems: [], warnings: [], fixes: [], needed: [], bad: [], facts: [], yaml: "", summary: "", command: "" };
+  const nothing = { problems: [], warnings: [], fixes: [], needed: [], bad: [], facts: [], yaml: "", summary: "", command: "", card: null };
   let reply;
   try { reply = { ...nothing, ...await (await post("/new/plan", body)).json() }; } catch (error) { reply = { ...nothing, problems: [error.message] }; }
   if (mine !== number) return; // typed on meanwhile
@@ -149,6 +164,8 @@ const plan = async (mine) => {
     row.append(head, spans("td", text));
     return row;
   }));
+  byId("all-facts").hidden = !reply.facts.length;
+  showCard(reply.card);
   byId("yaml").textContent = reply.yaml;
   byId("run-file").hidden = !reply.yaml;
   byId("command").textContent = reply.command;
