@@ -271,7 +271,7 @@ def test_a_plan_says_where_the_files_are_of_a_run_that_is_submitted(
     (tmp_path / "run.yaml").write_text(
         f"{{name: fit, model: {EMBEDDED / 'model'}, data: {{train: train.jsonl}}, kubernetes: {{image: 'i:1'}}}}\n"
     )
-    assert main(["plan", "run.yaml"]) == 0
+    assert main(["plan", "run.yaml"]) == 2, "the folder is not in the pods"
     stdout = capsys.readouterr().out
     assert re.search(r"^output +outputs/model/full-len2048-", stdout, re.M)
     assert re.search(

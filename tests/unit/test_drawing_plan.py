@@ -165,18 +165,19 @@ def test_plan_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
              "compute.gpus_per_node=1", "model.tokenizer=org/none", "training.global_batch_size=16",
              "training.max_steps=10", "grpo.max_completion_length=256",
              "kubernetes.image=registry.example/image:1"]  # fmt: skip
-    assert cli.main(words) == 0
+    # The folder is not in the pods, which is a problem at the end of the plan.
+    assert cli.main(words) == 2
     text = " ".join(capsys.readouterr().out.split())
     assert "answers 1,280, at most 5.31 MiB in rollouts/, if each is as long as it may be" in text
     assert "128 each time, to 16 prompts, at most 32,768 tokens; 327,680 in all" in text
     assert "drawn by each process, 64 answers at a time, with a key-value cache of at most" in text
     assert "hours by part unknown" in text
     servers = "grpo.servers={urls: ['http://a:1', 'http://b:1'], lag: 1}"
-    assert cli.main([*words, servers]) == 0
+    assert cli.main([*words, servers]) == 2
     text = " ".join(capsys.readouterr().out.split())
     assert "2 vLLM servers, which load 10 adapters of rank 8, one every step, lag 1" in text
     assert "drawing answers" not in text
-    assert cli.main([*words, servers, "--json"]) == 0
+    assert cli.main([*words, servers, "--json"]) == 2
     facts = json.loads(capsys.readouterr().out)["drawing"]
     assert (facts["drawn_tokens"], facts["cache_bytes"], facts["hours"]) == (327_680, None, None)
 

@@ -334,11 +334,12 @@ def test_plan_says_it_and_what_would_help(
         "model.tokenizer=org/none",
         "kubernetes.image=registry.example/image:1",  # whose pods fetch the tokenizer
     ]
-    assert cli.main([*words, "compute.gpu_memory=80Gi"]) == 0
+    # The folder is not in the pods, which is a problem at the end of the plan.
+    assert cli.main([*words, "compute.gpu_memory=80Gi"]) == 2
     printed = capsys.readouterr().out
     assert "does not fit into 80 GiB" in printed
     assert "would fit with    training.parallelism: fsdp" in printed
-    assert cli.main([*words, "lora.r=16", "compute.gpu_memory=80Gi", "--json"]) == 0
+    assert cli.main([*words, "lora.r=16", "compute.gpu_memory=80Gi", "--json"]) == 2
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert memory["fits"] is True
     assert sum(memory["parts"].values()) == memory["peak_bytes"]

@@ -82,7 +82,8 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
         f"model={tmp_path}",
         "compute.gpu_memory=80Gi",
     ]
-    assert main(words) == 0
+    # The folder is not in the pods, which is a problem at the end of the plan.
+    assert main(words) == 2
     stdout = capsys.readouterr().out
     assert "kubernetes.preprocess makes them on the cluster" in stdout
     assert (
@@ -90,10 +91,10 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
         in stdout
     )
     assert "fits into 80 GiB" in stdout
-    assert main([*words, "quantization=none"]) == 0
+    assert main([*words, "quantization=none"]) == 2
     stdout = capsys.readouterr().out
     assert "does not fit into 80 GiB" in stdout
-    assert "would fit with    training.parallelism: fsdp" in stdout
+    assert "would fit with    training.parallelism: shard_base" in stdout
 
 
 def test_what_sees_is_counted_whole_where_what_speaks_is_cut() -> None:

@@ -94,6 +94,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 500)
     (tmp_path / "run.yaml").write_text(
         "model: some/model\ndata: {train: train.jsonl, eval: 0.1}\nlora: {r: 8}\n"
+        "compute: {gpus_per_node: 0, memory: 8Gi}\n"
         "kubernetes: {image: registry.example/image:1}\n"  # whose pods fetch the model
     )
     return tmp_path
@@ -102,16 +103,16 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("argv", "answer", "packages", "most_of_ours"),
     [
-        (["--help"], "write a commented run file", set(), 12),
+        (["--help"], "write a commented run file", set(), 13),
         (["init"], "learning_rate", set(), 20),
         (["plan", "--help"], "--lora-r", CONFIG, 135),
         (
             ["plan", "run.yaml", "training.global_batch_size=32"],
             "effective batch   32",
             CONFIG,
-            135,
+            175,
         ),
-        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 135),
+        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 175),
         (["render", str(CLUSTER_RUN), "--kind=jobset"], "kind: JobSet", CONFIG, 135),
     ],
     ids=["help", "init", "plan-help", "plan", "plan-json", "render"],

@@ -528,17 +528,23 @@ def test_pods_that_push_need_a_token(tmp_path: Path) -> None:
     assert any("the pods have no token for the hub" in str(problem) for problem in problems)
     settings["kubernetes"] = {**settings["kubernetes"], "secrets": {"HF_TOKEN": "hf-token"}}
     assert verdict.problems_of(load_config(settings), {}, here=False) == []
+    settings["compute"] = {}
+    text = str(verdict.problems_of(load_config(settings), {}, here=False)[0])
+    assert "compute.gpus_per_node: left out" in text, "as submit says"
 
 
 def test_models_of_rewards_that_are_here_are_judged_for_a_cluster_too(tmp_path: Path) -> None:
     write(Case("", SCORED, make=copy_model), tmp_path)
     settings = {
-        "model": "/models/base",
+        "model": "org/base",
         "data": {"train": "org/d"},
         "task": "grpo",
         "rewards": [{"reward_model": str(tmp_path / "model")}],
         "compute": {"gpus_per_node": 1, "memory": "8Gi"},
-        "kubernetes": {"image": "registry.example/kubetune:1.0"},
+        "kubernetes": {
+            "image": "registry.example/kubetune:1.0",
+            "mounts": [{"path": "/models", "claim": "models"}],
+        },
     }
     problems = verdict.problems_of(load_config(settings), {}, here=False)
     assert any("so it is no reward model" in str(problem) for problem in problems)

@@ -59,7 +59,10 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         partial(_require_training, config, environ),
     ]
     if not here and config.kubernetes is not None:
-        checks.append(partial(_require_token_in_pods, config.push, config.kubernetes))
+        checks += [
+            partial(_require_token_in_pods, config.push, config.kubernetes),
+            partial(_require_pods, config),
+        ]
     problems = []
     for check in checks:
         try:
@@ -201,6 +204,16 @@ def _require_named_models(config: Config, environ: Mapping[str, str], *, here: b
     for model in named:
         if here or Path(model.path).expanduser().is_dir():
             require_named_model(model, config, environ)
+
+
+def _require_pods(config: Config) -> None:
+    """Raise ConfigError for what `submit` refuses before it asks a cluster."""
+    # Runs here do without the code of manifests.
+    from kubetune.k8s.manifests import local_files
+    from kubetune.k8s.manifests.run_spec import plan_without_data
+    from kubetune.library.clusters import checked_manifests
+
+    checked_manifests(config, plan_without_data(config), local_files(config))
 
 
 def _require_token(push: PushConfig | None) -> None:

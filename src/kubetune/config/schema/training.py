@@ -135,9 +135,8 @@ class TrainingConfig(Section):
     )
     parallelism: Literal["ddp", "shard_base", "fsdp"] = Field(
         "ddp",
-        description="`ddp`: every process holds the whole model. For models that do not fit one GPU: `shard_base`, where "
-        "each process holds a part of the frozen base under adapters, and borrows the rest layer by layer; `fsdp`, the same "
-        "for full fine-tuning (FSDP2), and `shard_base` where `lora` is set.",
+        description="`ddp`: every process holds the whole model. `shard_base`: each holds a part of the frozen base under "
+        "adapters, and borrows the rest layer by layer. `fsdp`: the same for full fine-tuning (FSDP2).",
     )
     fused_forwards: bool = Field(
         True,
