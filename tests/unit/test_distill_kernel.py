@@ -15,9 +15,11 @@ from torch import Tensor
 
 from kubetune.config.schema.distill import DistillConfig
 from kubetune.kernels import cross_entropy
+from kubetune.kernels import divergence as kernel
 from kubetune.kernels.cross_entropy import Head, LogitRule
 from kubetune.kernels.divergence import LocalTeacher, divergence, linear_divergence
 from kubetune.kernels.pointwise import Kernels
+from kubetune.plan import forecast
 from tests.peers import trl_distill
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +28,7 @@ PEERS = ROOT / "benchmarks" / ".venv-peers" / "bin" / "python"
 
 LABELS, HIDDEN, WIDE, VOCABULARY, SCALE = 37, 16, 24, 53, 0.25
 RULES = [LogitRule(), LogitRule(multiplier=2.0, cap=4.0)]
+ROWS_AT_ONCE = kernel.ROWS_AT_ONCE
 SUPPORTS: list[dict[str, Any]] = [
     {},
     {"support": "teacher_k", "top_k": 5},
@@ -38,6 +41,7 @@ SUPPORTS: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 5)
+    monkeypatch.setattr(kernel, "ROWS_AT_ONCE", 2)
 
 
 def numbers(*shape: int, seed: int) -> Tensor:
@@ -79,6 +83,10 @@ def case(rule: LogitRule) -> tuple[Tensor, Tensor, Tensor, Tensor, LocalTeacher]
     return hidden, weight, labels, of_teacher.weight, LocalTeacher(
         numbers(LABELS, WIDE, seed=4), of_teacher, 1.0
     )  # fmt: skip
+
+
+def test_the_forecast_counts_the_rows_of_the_kernel() -> None:
+    assert forecast.COMPARED_ROWS == ROWS_AT_ONCE
 
 
 def test_worked_example() -> None:

@@ -12,7 +12,8 @@ tokens of the teacher:
     tail           S .5 .3 (.2)    T .7 .2 (.1)     the gradient of the tail is dealt out by the probability of each token
     renormalise    S .625 .375     T .778 .222      tokens outside have no gradient
 
-As in cross_entropy.py rows go through the head a few hundred at a time, and their gradient is made in the forward.
+As in cross_entropy.py rows go through the head a few hundred at a time, and their gradient is made in the forward. What
+is as wide as the vocabulary besides, such as the teacher's probabilities, is held of ROWS_AT_ONCE rows.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 # Numbers of each token besides its loss: `config/metric_names.DISTILL_MEASURES` names them.
 NUM_MEASURES: Final = 6
-# Labels of which a teacher's numbers are computed at a time.
-ROWS_KEPT: Final = 256
+# Rows that are compared at a time: a dozen numbers of each token of the vocabulary are held meanwhile, in fp32. With
+# fewer rows a teacher's head would be read more often than its arithmetic takes.
+ROWS_AT_ONCE: Final = 128
 
 
 class Events(NamedTuple):
@@ -107,9 +109,8 @@ class KeptTeacher:
 def kept_numbers(teacher: Teacher, labels: int, number: int) -> Tensor:
     """Return ids as bits of fp32, log-probabilities and the rest of the likeliest tokens, `[labels, 2 number + 1]`."""
     parts = []
-    # As few rows at a time as the head of the model takes: a vocabulary is wide.
-    for start in range(0, labels, ROWS_KEPT):
-        events = teacher.likeliest(slice(start, start + ROWS_KEPT), number)
+    for start in range(0, labels, ROWS_AT_ONCE):
+        events = teacher.likeliest(slice(start, start + ROWS_AT_ONCE), number)
         ids = events.ids.int().view(torch.float32)
         parts.append(torch.cat([ids, events.logps, events.rest[:, None]], 1))
     return torch.cat(parts)
@@ -246,6 +247,16 @@ def _tiles(
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield what `cross_entropy.chunks` does, and add the measures to `sums`."""
     for span, logits in logit_tiles(hidden, head):
-        losses, gradient, measures = tile(logits, labels[span], span, teacher, settings, head.rule)
-        sums += measures.sum(0)
-        yield span, losses, logits.copy_(gradient.mul_(scale))
+        losses = []
+        for first, part in zip(
+            range(span.start, len(hidden), ROWS_AT_ONCE), logits.split(ROWS_AT_ONCE), strict=False
+        ):
+            here = slice(first, first + len(part))
+            of_part, gradient, measures = tile(
+                part, labels[here], here, teacher, settings, head.rule
+            )
+            sums += measures.sum(0)
+            losses.append(of_part)
+            # The gradient takes the place of the logits.
+            part.copy_(gradient.mul_(scale))
+        yield span, torch.cat(losses), logits

@@ -42,6 +42,11 @@ CUDA_CONTEXT_BYTES = 600 * MIB
 # Share of weights, state and activations: blocks that the allocator cannot use again. An allowance.
 CUDA_LOST_SHARE = 0.06
 
+# Rows whose probabilities are compared with a teacher's at a time (kernels/divergence), and bytes of a value: the most that
+# was measured of any `beta` and `support`, nine numbers in fp32.
+COMPARED_ROWS = 128
+COMPARED_BYTES = 36
+
 CPU_PROCESS_BYTES = 480 * MIB
 # Peak of a process on a CPU: CPU_PROCESS_BYTES + CPU_FACTOR × the parts. Fitted to 108 of the runs of
 # benchmarks/results/*-memory.json, which it meets within 25 %, half of them within 6 %; docs/forecast.md says which
@@ -262,14 +267,18 @@ def _logits_bytes(work: RankWork, weights: Weights, device_bytes: int | None) ->
     text = weights.text_config
     vocabulary = int(text.get("vocab_size") or 0)
     tokens = work.row_tokens if goes_alone(work, weights) else work.batch_tokens
+    # Of distillation also both models' probabilities and what becomes of them.
+    compared = 0
+    if work.task == "distill":
+        compared = min(tokens, COMPARED_ROWS) * vocabulary * COMPARED_BYTES
     if work.device == "cpu":
-        return min(tokens, chunk_rows(vocabulary)) * vocabulary * 4
+        return min(tokens, chunk_rows(vocabulary)) * vocabulary * 4 + compared
     value_bytes = work.element + 8
     if text.get("final_logit_softcapping") or text.get("logits_soft_cap"):
         value_bytes += 8
     elif any((text.get(name) or 1.0) != 1.0 for name in ("logit_scale", "logits_scaling")):
         value_bytes += 4
-    return min(tokens, chunk_rows(vocabulary, device_bytes)) * vocabulary * value_bytes
+    return min(tokens, chunk_rows(vocabulary, device_bytes)) * vocabulary * value_bytes + compared
 
 
 def remedies(
