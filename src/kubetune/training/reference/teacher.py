@@ -24,6 +24,7 @@ from kubetune.config.schema.distill import ITSELF
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.kernels.divergence import kept_numbers
+from kubetune.models import base_shards, fsdp
 from kubetune.models.learner import Learner
 from kubetune.models.loading import choose_dtype
 from kubetune.rundir import heartbeat, metrics
@@ -113,6 +114,9 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
             f"{source.key}: the teacher {source.name} gives {others:,} probabilities for each token, the model "
             f"{start.model.model.path} {own:,}; expected a teacher of the same vocabulary"
         )
+    if fsdp.is_sharded(learner.model):
+        # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.
+        base_shards.cut(teacher.lm, start.world)
     return teacher
 
 
