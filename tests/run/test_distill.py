@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,19 @@ def test_what_a_teacher_said_is_kept_and_the_same(inputs: Path, tmp_path: Path) 
 def trained_unkept(words: list[str]) -> int:
     teacher.MOST_BYTES = 1  # type: ignore[misc]
     return worker.main(words)
+
+
+def test_a_run_does_not_go_on_with_another_teacher(inputs: Path, tmp_path: Path) -> None:
+    teacher_folder = tmp_path / "teacher"
+    shutil.copytree(inputs / "teacher", teacher_folder)
+    config = config_of(inputs, distill={"teacher": str(teacher_folder)})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:5"}) == [-9]
+    save_model(teacher_folder, hidden_size=128)
+    assert toy.train(run_dir, 2) == [2, 2]
+    assert "is not the teacher that this run began with" in toy.log_of(run_dir)
+    shutil.copytree(inputs / "teacher", teacher_folder, dirs_exist_ok=True)
+    assert toy.train(run_dir) == [0]
 
 
 PRIVILEGED: dict[str, Any] = {

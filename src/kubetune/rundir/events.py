@@ -40,6 +40,14 @@ KINDS: dict[str, tuple[str, str]] = {
         "Log-probabilities under the model before training.",
         "rows:integer reused:boolean seconds:number",
     ),
+    "teacher": (
+        "Which teacher `task: distill` learns from.",
+        "name:string digest:string",
+    ),
+    "teacher_numbers": (
+        "What a teacher says of the rows, kept for all runs.",
+        "rows:integer reused:boolean seconds:number",
+    ),
     "compile": (
         "Kernels were compiled, once, before the next step.",
         "step:integer seconds:number",

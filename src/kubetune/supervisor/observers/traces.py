@@ -150,7 +150,7 @@ class Trace:
             self._enter("preparation", at)
         elif kind in ("start", "resume"):
             self._enter("training", at)
-        elif kind in ("evaluation", "save", "reference", "preflight"):
+        elif kind in ("evaluation", "save", "reference", "teacher_numbers", "preflight"):
             # The event comes when it is done, and says how long it took.
             seconds = event.get("seconds") or 0.0
             if isinstance(seconds, dict):  # part -> seconds

@@ -12,6 +12,7 @@ import hashlib
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,7 +23,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import size
 from kubetune.config.schema.distill import ITSELF
 from kubetune.distributed import process_group
-from kubetune.distributed.main_rank import raise_first
+from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.kernels.divergence import kept_numbers
 from kubetune.models import base_shards, fsdp
 from kubetune.models.learner import Learner
@@ -54,13 +55,12 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
         return learner  # with its adapter off
     source = _raised_together(start, partial(_source, start))
     load = partial(_raised_together, start, partial(_loaded, start, learner, source))
-    if start.world.is_main:
-        metrics.record_event(start.run_dir, "teacher", name=source.name, digest=source.digest)
+    on_main(partial(_require_same_teacher, start.run_dir, source), start.world)
     if not _is_kept(start):
         return replace(learner, teacher=load())
 
     key = _fingerprint(start, source) if start.world.is_main else None
-    place = Place(start, "teacher", key, f"the teacher {source.name}")
+    place = Place(start, "teacher_numbers", key, f"the teacher {source.name}")
     asked = Asked(
         partial(_numbers, learner),
         lambda rows, ids: rows.label_places(ids),
@@ -74,6 +74,19 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
 
     start.data.train.teacher = tables_of(place, {"train": start.data.train}, asked, ask)["train"]
     return learner
+
+
+def _require_same_teacher(run_dir: Path, source: ModelSource) -> None:
+    """Note which teacher a start has. Raise ConfigError if an earlier start had another one."""
+    for event in reversed(metrics.read_events(run_dir)):
+        if event["event"] == "teacher":
+            if event["digest"] != source.digest:
+                raise errors.ConfigError(
+                    f"{source.key}: {source.name} is not the teacher that this run began with, {event['name']}: its weights "
+                    "or settings are others; put that one back, or choose another `output`"
+                )
+            return
+    metrics.record_event(run_dir, "teacher", name=source.name, digest=source.digest)
 
 
 def _raised_together(start: RankStart, function: Any) -> Any:
