@@ -432,6 +432,18 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.locator("#pane .chart canvas").first.wait_for()
         page.get_by_role("button", name="Clear").click()
         page.locator("#pane").wait_for(state="hidden")
+        # A menu opens by its button, and Escape closes it and goes back to the button.
+        browser.show(page, f"{address}/run?dir=first")
+        more = page.locator("summary[aria-label='More to do with this run']")
+        more.click()
+        page.get_by_role("link", name="Rows").wait_for()
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Rows").wait_for(state="hidden")
+        assert page.evaluate("document.activeElement.localName") == "summary"
+        # What is folded has its charts drawn when it is opened.
+        page.get_by_text(re.compile(r"\d+ more charts")).click()
+        page.locator(".more-charts .chart canvas").first.wait_for()
+        page.select_option("#x-axis", "share")
         assert not errors, "neither a script failed nor was anything refused by the policy"
 
 

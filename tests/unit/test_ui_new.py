@@ -594,7 +594,14 @@ def test_no_write_without_token_origin_and_json(
         "/run/stop", content="[" * 1_100_000, headers={**OURS, "content-type": "application/json"}
     )
     client.cookies.clear()
-    changes = ("/new/plan", "/new/start", "/run/stop", "/run/result/start", "/run/result/cancel")
+    changes = (
+        "/new/plan",
+        "/new/start",
+        "/run/mend",
+        "/run/stop",
+        "/run/result/start",
+        "/run/result/cancel",
+    )
     for path in (*changes, "/chat/say"):
         assert client.post(path, json=body, headers=OURS).status_code == 401, path
         assert client.get(path).status_code == 401, path
@@ -622,6 +629,30 @@ def test_a_start_writes_the_file_that_the_command_names(
     assert "is there already" in "".join(ask(client, "/new/start", values=values)["problems"])
     assert len(begun) == 1
     assert client.get("/new/job", params={"name": "../x"}).status_code == 400
+
+
+def test_a_failed_run_is_mended_and_started_under_another_name(
+    client: TestClient, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[list[str]] = []
+    monkeypatch.setattr(Jobs, "start", lambda self, name, words: begun.append(list(words)))
+    wide = {**values, "training.per_device_train_batch_size": "8"}
+    assert ask(client, "/new/start", values=wide)["problems"] == []
+    run_dir = tmp_path / "outputs" / "first"
+    run_dir.mkdir()
+    settings = resolved(load_config(tmp_path / "outputs" / "first.yaml"))
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+    reason = "rank 0 ran out of memory (CUDA)"
+    ended = {"code": 3, "reason": reason, "step": None, "error": "OutOfMemory"}
+    (run_dir / "exit.json").write_text(json.dumps(ended))
+    assert "Set per_device_train_batch_size to 4, and start" in client.get("/run?dir=first").text
+    answer = ask(client, "/run/mend", dir="first")
+    assert (answer["problems"], answer["job"]) == ([], "first-2")
+    assert begun[-1] == ["train", str(tmp_path / "outputs" / "first-2.yaml")]
+    mended = load_config(tmp_path / "outputs" / "first-2.yaml")
+    assert mended.training.per_device_train_batch_size == 4
+    assert mended.lora == load_config(tmp_path / "outputs" / "first.yaml").lora
+    assert mended.output == str(tmp_path / "outputs" / "first-2")
 
 
 def test_a_disk_that_takes_nothing_more_is_told_and_holds_no_half_file(
