@@ -65,8 +65,21 @@ def test_a_pipe_is_told_what_a_start_does(run_dir: Path, monkeypatch: pytest.Mon
     assert "saved checkpoint" not in out.getvalue(), "that was an earlier start"
 
 
+def test_a_pipe_hears_of_later_evaluations_too(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Listener("kubetune: still evaluating, ")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(reminders, "SIGN_SECONDS", 0.0)
+    with start_signs.shown(run_dir, HERE):
+        (run_dir / metrics.METRICS).write_text('{"step": 1}\n')
+        note_phase(run_dir, "micro-batch")
+        note_phase(run_dir, "evaluation")
+        assert out.heard.wait(SECONDS)
+
+
 def test_the_first_step_ends_the_signs(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = Listener("still starting")
+    out = Listener("starting", is_terminal=True)
     monkeypatch.setattr(sys, "stdout", out)
     ended = threading.Event()
     watch = start_signs._watch

@@ -129,15 +129,19 @@ def _watch(
 ) -> None:
     """Say what the first rank of this node does whenever its log is silent, until a step is made or the block ends.
 
+    In a pipe, which has no bar, evaluations behind the first step have their signs too.
+
     `logged`, `measured`: the bytes of its log and of the run's metrics at the beginning.
     """
     began = time.time()
     log = _log_of(run_dir, place)
     size = logged
     since = time.monotonic()
+    has_begun = False
     while not ended.wait(_POLL_SECONDS):
         phase = _phase(run_dir, place, began)
-        if _size(run_dir / metrics.METRICS) != measured:
+        has_begun = has_begun or _size(run_dir / metrics.METRICS) != measured
+        if has_begun and sign.yields_to_bar:
             break
         if sign.yields_to_bar and phase not in ("", *_BEFORE_THE_BAR):
             break
@@ -148,6 +152,10 @@ def _watch(
             if not sign.is_alone:
                 since = now
                 sign.end()
+        elif has_begun and phase != "evaluation":
+            # Steps have lines of their own, as far apart as the user wants them.
+            since = now
+            sign.end()
         elif now - since >= _SILENT_SECONDS:
             doing = waits.doing(run_dir, place.node) or _doing(log, logged, phase)
             sign.say(doing, now - since)
