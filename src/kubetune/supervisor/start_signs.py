@@ -31,7 +31,7 @@ _BEFORE_THE_BAR: Final = {
     "rendezvous": "joining the other ranks",
     "starting": "starting",
     "loading": "loading",
-    "reference": "running the reference model or the teacher",
+    "reference": "running the reference model",
     "compiling": "compiling",
     "resuming": "reading the checkpoint",
     "preflight of a save": "trying to save",
