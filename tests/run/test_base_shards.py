@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
-from kubetune.models import base_shards, fsdp
+from kubetune.models import base_shards, fsdp, patches
 from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
+from kubetune.plan.forecast import forecast
+from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints
 from kubetune.tasks import causal_lm
 from tests import reviews, toy
@@ -271,3 +275,68 @@ def test_bytes_that_are_moved_and_held_follow_the_formula(
             assert gathered == 2 * layers - layer + tables
             assert most == max(2 * layer, layer + tables // 2)
             assert parts == (layers + tables) // ranks
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 6},
+    "qwen2": {"num_hidden_layers": 3, "tie_word_embeddings": True},
+    "qwen3": {"num_hidden_layers": 8, "head_dim": 64},
+    "gemma2": {"num_hidden_layers": 4},
+    "phi3": {"num_hidden_layers": 4},
+    "olmo2": {"num_hidden_layers": 5},
+    "granite": {"num_hidden_layers": 4, "vocab_size": 2048},
+    "mixtral": {"num_hidden_layers": 4},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_plan_says_what_a_rank_of_up_to_64_holds(tmp_path: Path, name: str) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 704}
+    model = save_model(tmp_path, name, **{**wide, **SHAPES[name]})
+    weights = read_weights(str(model), {})
+    assert weights is not None
+    settings: dict[str, Any] = {"model": str(model), "data": {"train": "x"}, "lora": {"r": 4}}
+    config = Config.model_validate({**settings, "training": {"parallelism": "shard_base"}})
+    for ranks in (2, 8, 64):
+        plan = make_plan(config, world_size=ranks)
+        memory = forecast(RankWork.of(config, plan), weights)
+        assert memory is not None
+        lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        whole = sum(parameter.nbytes for parameter in lm.parameters())
+        base_shards.cut(lm, World(size=ranks))
+        shards = base_shards.of(lm)
+        assert shards is not None
+        # Norms are whole on each rank, where the plan divides them too.
+        norms = sum(p.nbytes for p in lm.parameters() if p.dim() == 1)
+        assert memory.parts["weights"] == pytest.approx(shards.held_bytes, rel=0.05, abs=norms)
+        sizes = sorted(unit.nbytes for unit in shards.units)
+        most = memory.parts["weights, borrowed: two layers, or one and a table of tokens"]
+        assert most == pytest.approx(sizes[-1] + sizes[-2], rel=0.05)
+        assert shards.nbytes == pytest.approx(whole - norms, rel=0.05)
+
+
+def adapters_of(world: World, config: Config, is_known: bool) -> tuple[dict[str, Any], int]:
+    """Return the adapters of a new model on this rank, and the bytes that it holds of the base."""
+    if not is_known:
+        for name in ("SET_WEIGHT", "READ_BY_DORA"):
+            setattr(patches, name, replace(getattr(patches, name), name="of_another_release"))
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
+    shards = base_shards.of(learner.model)
+    assert shards is not None
+    shards.close()
+    learnt = {}
+    for name, parameter in learner.model.named_parameters():
+        if parameter.requires_grad:
+            learnt[name] = parameter.detach().numpy()
+    return learnt, shards.held_bytes
+
+
+def test_a_release_with_other_names_reads_and_measures_the_whole_base(inputs: Path) -> None:
+    config = make_config(inputs, "shard_base", lora={"r": 4, "use_dora": True})
+    known = run_ranks(adapters_of, 2, config, True)
+    unknown = run_ranks(adapters_of, 2, config, False)
+    for (ours, held), (theirs, held_without) in zip(known, unknown, strict=True):
+        assert held == held_without
+        assert ours.keys() == theirs.keys()
+        assert any("magnitude" in name for name in ours)
+        assert all((ours[name] == theirs[name]).all() for name in ours)
