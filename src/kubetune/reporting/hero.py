@@ -15,8 +15,6 @@ from kubetune.reporting.run_charts import column
 from kubetune.reporting.series import Series
 from kubetune.rundir import metrics
 
-# The curve of a hero; it is no chart of another list.
-CURVE = "point"
 # p-values below this are told as certain; beyond it, the difference may be chance.
 _CERTAIN = 0.05
 # Measures of answers and classes that are right, which people read as per cent.
@@ -184,7 +182,7 @@ def _curve(run: RunRecord, name: str) -> Chart | None:
     if not lines or max(_points(line.series) for line in lines) < 2:
         return None
     unit = "percent" if key in _SHARES else "fixed"
-    return Chart(CURVE, _label(name), unit, lines, axis=_label(name))
+    return Chart(key, _label(name), unit, lines, axis=_label(name))
 
 
 def _points(series: Series) -> int:
@@ -242,11 +240,7 @@ def in_order(
             is_of_task = chart.name == beginning or (
                 beginning.endswith("-") and chart.name.startswith(beginning)
             )
-            # The curve of the point shows the same as a chart of one measure.
-            shows_point = (
-                point is not None and point.title == _label(chart.name) and len(ordered) > 0
-            )
-            if is_of_task and chart not in ordered and not shows_point:
+            if is_of_task and chart not in ordered:
                 ordered.append(chart)
     rest = [chart for chart in drawn if chart not in ordered]
     return [*ordered, *rest], single
