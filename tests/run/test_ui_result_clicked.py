@@ -68,9 +68,10 @@ def server(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Iterator[
 
 
 def result_of(tab: Page, server: Server, verb: str) -> None:
-    """Open the page of the result by the button on the page of the run."""
+    """Open the page of the result by the menu on the page of the run."""
     server.enter(tab)
     go(tab, server, "/run?dir=bot")
+    tab.click("summary[aria-label='More to do with this run']")
     tab.get_by_role("link", name=verb, exact=True).click()
     tab.wait_for_url("**/run/result?dir=bot*")
 
