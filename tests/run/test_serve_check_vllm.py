@@ -20,6 +20,7 @@ from kubetune.result.forms.adapter import SETTINGS, WEIGHTS
 from tests import toy
 from tests.architectures import save_model
 from tests.run.test_export_elsewhere import SIZE, export, needs_vllm, trained_run, vllm_server
+from tests.run.test_serve_check import TEMPLATE, chat_run
 
 pytestmark = [pytest.mark.slow, needs_vllm]
 
@@ -106,3 +107,36 @@ def test_right_and_broken_adapters(
         assert (code, weights["state"]) == (5, "wrong")
         missing = weights["numbers"]["missing"]
         assert ("base" not in missing) if name == "attention only" else (missing == ["base"])
+
+
+THINKS_NOT = '{"enable_thinking": false}'
+
+
+@pytest.mark.parametrize(
+    ("words", "point", "cause"),
+    [
+        ((), "", ""),
+        (("--default-chat-template-kwargs", THINKS_NOT), "ids", "enable_thinking: "),
+        (("--generation-config", "vllm"), "", ""),
+        (("--chat-template", "OTHER"), "ids", "template: "),
+    ],
+)
+def test_conversations_with_tools_and_thoughts(
+    words: tuple[str, ...],
+    point: str,
+    cause: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = chat_run(tmp_path, "qwen3", **SIZE)
+    other = tmp_path / "other.jinja"
+    other.write_text(TEMPLATE.replace("|>system", "|> system"))
+    words = tuple(str(other) if word == "OTHER" else word for word in words)
+    folder = next(run_dir.glob("exports/*-merged"))
+    with vllm_server(folder, tmp_path / "server.log", *words, "--max-model-len=512") as url:
+        code, by_point = points(url, run_dir, str(folder), capsys)
+    print(by_point)
+    wrong = [name for name, finding in by_point.items() if finding["state"] == "wrong"]
+    assert wrong == ([point] if point else [])
+    assert code == (5 if point else 0)
+    assert not point or by_point[point]["text"].count(cause)

@@ -60,13 +60,17 @@ class WholeModelForm(PlainForm):
         """Compare the trained model with its file."""
         from kubetune.models.padding_free import TOLERANCE
         from kubetune.result.forms import equivalence, weights
+        from kubetune.result.inference import proof_recording
 
-        reloaded = weights.ask_reloaded(draft.source, draft.folder, draft.sample)
+        source = draft.source
+        reloaded = weights.ask_reloaded(source, draft.folder, draft.sample)
+        gc.collect()
+        proof_recording.add_base(source.result, draft.sample.batches, source.dtype_name)
         comparison = equivalence.compare(
             "trained model and its reloaded export",
             draft.logits["trained"],
             reloaded,
-            TOLERANCE[draft.source.dtype],
+            TOLERANCE[source.dtype],
         )
         return draft.proved_by(comparison)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import nn
 
 from kubetune.batching.batch import Batch
 from kubetune.data.prepared.kept_rows import LONGEST
+from kubetune.models import loading
 from kubetune.plan.linears import part_of
 from kubetune.result.inference import proof_answers
 from kubetune.result.inference.proof_answers import ProofAnswers
-from kubetune.result.inference.result import Result
+from kubetune.result.inference.result import Result, default_device
 from kubetune.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -45,6 +47,25 @@ def record_whole(result: Result, model: Any, rows: Sequence[Batch], dtype: str) 
     batches = _servable(result, rows)
     if batches:
         _write(result, batches, dtype, _log_probabilities(result.task, model, batches), None, {})
+
+
+def add_base(result: Result, rows: Sequence[Batch], dtype: str) -> None:
+    """Add what the base answers, of a model that was trained whole, if the base is on this machine and needs no code."""
+    spec = result.spec
+    batches = _servable(result, rows)
+    is_here = spec.model.path != str(result.checkpoint)
+    if not batches or not is_here or spec.model.trust_remote_code:
+        return
+    with result.checked(base=True):
+        base: Any = loading.load_pretrained(result.auto_class, spec, default_device())
+    base.eval()
+    # Training may have added tokens.
+    known = base.get_input_embeddings().num_embeddings
+    if max(int(batch.input_ids.max()) for batch in batches) >= known:
+        return
+    answers = proof_answers.read(_path(result))
+    of_base = _log_probabilities(result.task, base, batches)
+    _write(result, batches, dtype, answers.trained, of_base, {})
 
 
 def _servable(result: Result, rows: Sequence[Batch]) -> list[Batch]:
@@ -103,6 +124,10 @@ def _write(
     """Write the file of this checkpoint."""
     ids = tuple(tuple(batch.input_ids.tolist()) for batch in batches)
     facts = {"eos_ids": list(result.tokenizer.eos_ids), "dtype": dtype}
+    answers = ProofAnswers(ids, trained, base, without, facts)
+    proof_answers.write(_path(result), answers, result.run_dir)
+
+
+def _path(result: Result) -> Path:
     # `best` is a link to a checkpoint.
-    path = proof_answers.path_of(result.run_dir, result.checkpoint.resolve().name)
-    proof_answers.write(path, ProofAnswers(ids, trained, base, without, facts), result.run_dir)
+    return proof_answers.path_of(result.run_dir, result.checkpoint.resolve().name)

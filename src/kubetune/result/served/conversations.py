@@ -87,7 +87,14 @@ def on_wire(conversation: Conversation) -> tuple[list[Message], list[Any]]:
                     function.get("arguments") or {}, ensure_ascii=False
                 )
             calls.append({"id": "call-0", "type": "function", **call, "function": function})
-        messages.append({**message, "tool_calls": calls} if calls else dict(message))
+        sent = dict(message)
+        if calls:
+            sent["tool_calls"] = calls
+        # vLLM's /tokenize knows thoughts by the one name alone, and its chat by both.
+        for key in REASONING:
+            if message.get(key):
+                sent |= {"reasoning": message[key], "reasoning_content": message[key]}
+        messages.append(sent)
     return messages, [_wrapped(tool) for tool in conversation.tools]
 
 
