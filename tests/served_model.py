@@ -34,6 +34,7 @@ class ServedModel:
     adds_bos: bool = False
     drops_thoughts: bool = False
     reverses_tools: bool = False
+    sorts_calls: bool = False  # as vLLM's types do: arguments before the name
     stops_at: tuple[int, ...] | None = None  # None: at the tokenizer's EOS
     sampling: dict[str, float] = field(default_factory=dict)  # in place of what requests leave out
     # What it can tell: `prompt` (vLLM), `echo` (the older API), or `next` alone, in llama.cpp's form.
@@ -77,6 +78,8 @@ class ServedModel:
                     if not isinstance(call["function"]["arguments"], str):
                         return 400, {"error": {"message": "arguments: str expected"}}
                     call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+                    if self.sorts_calls:
+                        call["function"] = dict(sorted(call["function"].items()))
                 # vLLM's /tokenize takes thoughts under this name alone, and templates get them under both.
                 thoughts = message.pop("reasoning", None)
                 message.pop("reasoning_content", None)

@@ -247,6 +247,7 @@ WRONG = {
     "thinking": (changed(template_kwargs={"enable_thinking": False}), "ids", 'kwargs \'{"enable_thinking": true}\''),
     "thoughts": (changed(drops_thoughts=True), "ids", "thoughts dropped"),
     "tools": (changed(reverses_tools=True), "ids", "tool order"),
+    "calls": (changed(sorts_calls=True), "ids", "key order of calls"),
     "tokenizer": (another_tokenizer, "ids", "tokenizer: "),
     "EOS": (changed(stops_at=()), "end of answers", "goes on behind <|im_end|>"),
     "context": (changed(context=40), "context", "raise --max-model-len"),

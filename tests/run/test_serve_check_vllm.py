@@ -115,9 +115,9 @@ THINKS_NOT = '{"enable_thinking": false}'
 @pytest.mark.parametrize(
     ("words", "point", "cause"),
     [
-        ((), "", ""),
+        # A template that writes calls as JSON has other ids in vLLM, whose types sort a call's keys.
+        ((), "ids", "key order of calls"),
         (("--default-chat-template-kwargs", THINKS_NOT), "ids", "enable_thinking: "),
-        (("--generation-config", "vllm"), "", ""),
         (("--chat-template", "OTHER"), "ids", "template: "),
     ],
 )

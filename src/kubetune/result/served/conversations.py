@@ -196,6 +196,16 @@ def _variants(conversation: Conversation) -> Iterator[tuple[str, Conversation]]:
         "thoughts dropped: the server leaves the reasoning of earlier turns out",
         Conversation(tuple(without_thoughts), tools),
     )
+    # vLLM's types have `arguments` before `name`, which a template that writes a call as JSON shows.
+    resorted = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            calls.append({**call, "function": dict(sorted(call["function"].items()))})
+        resorted.append({**message, "tool_calls": calls} if calls else message)
+    if any(message.get("tool_calls") for message in messages):
+        cause = "key order of calls: the server writes a call's arguments before its name"
+        yield cause, Conversation(tuple(resorted), tools)
     if tools:
         wrapped = tuple(map(_wrapped, tools))
         yield (
