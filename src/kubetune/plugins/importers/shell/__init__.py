@@ -11,6 +11,7 @@ Nothing is run. The script is walked as a shell would walk it, and what only a r
 
 from __future__ import annotations
 
+from kubetune.plugins.importers.shell.beyond import doubts_of
 from kubetune.plugins.importers.shell.nodes import parsed
 from kubetune.plugins.importers.shell.state import Command, Script, Word
 from kubetune.plugins.importers.shell.walk import Walk
@@ -20,7 +21,8 @@ __all__ = ["Command", "Script", "Word", "read_script"]
 
 def read_script(text: str) -> Script:
     """Return the commands that a script calls, in their order."""
-    walk = Walk()
-    walk.body(parsed(text))
+    tree = parsed(text)
+    walk = Walk(doubts_of(tree))
+    walk.body(tree)
     walk.script.unclear |= walk.values.unclear
     return walk.script

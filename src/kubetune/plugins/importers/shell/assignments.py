@@ -52,10 +52,14 @@ def _name_of(node: Node) -> str:
     return field_of(node, "name")
 
 
-def unset(node: Node, values: Values) -> None:
-    """Follow `unset NAME`."""
-    for child in node.named_children:
-        values.state.values.pop(text_of(child), None)
+def unset(node: Node, values: Values) -> list[str]:
+    """Follow `unset NAME`. Return the functions that `unset -f NAME` removes."""
+    names = [text_of(child) for child in node.named_children]
+    if "-f" in names:
+        return names
+    for name in names:
+        values.state.values.pop(name, None)
+    return []
 
 
 def doubt_all(values: Values, why: str) -> None:

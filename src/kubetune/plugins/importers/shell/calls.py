@@ -35,23 +35,37 @@ class Calls:
         self.script = script
         self.values = values
         self.walk_body = walk_body
-        self.functions: dict[str, Node] = {}
+        # By name; several, or None, if branches define it differently.
+        self.functions: dict[str, list[Node | None]] = {}
         self.outside: list[Outside] = []  # of each function that is being called
         self.conditions: list[str] = []  # around the present place, not known
+
+    def define(self, name: str, function: Node) -> None:
+        """Keep a function of the script. Behind a branch it may be the one that was there before, or none."""
+        if any(self.conditions):
+            self.functions[name] = [*self.functions.get(name, [None]), function]
+        else:
+            self.functions[name] = [function]
 
     def command(self, node: Node) -> None:
         """Follow one command."""
         nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
         before = self.values.state.copy()
         words = self.values.words(nodes)
-        if nodes and nodes[0].type == "variable_assignment":
-            self.values.state = before
-        # NAME=value before a program is its environment.
+        # NAME=value before a program is its environment, and a function's only while it runs.
         texts = [word.text for word in words]
-        while texts and re.match(r"\w+=", texts[0]):
+        names = []
+        while texts and (assigned := re.match(r"(\w+)=", texts[0])):
+            names.append(assigned[1])
             del texts[0]
+        calls_function = bool(texts) and texts[0] in self.functions
+        if names and not calls_function:
+            self.values.state = before
         if texts:
             self.call(node, words, texts[0], texts[1:])
+        if calls_function:
+            for name in names:
+                self.values.restore(name, before)
 
     def call(
         self, node: Node, words: Sequence[Word], program: str, arguments: Sequence[str]
@@ -59,10 +73,14 @@ class Calls:
         """Follow the call of a program with its arguments; `words` are those of the whole command."""
         line = self.values.line_of(node)
         match program:
-            case "exit":
-                self.values.state.ended_by = "exit"
-            case "return":
-                self.values.state.ended_by = "return"
+            case _ if program in self.functions:
+                self.call_one_of(program, arguments)
+            case "exit" | "return" | "break" | "continue":
+                self.values.state.ended_by = program
+            case "shift" | "set" if program == "shift" or "--" in arguments:
+                for number in range(1, 10):
+                    moved = Alternatives((), f"is another one behind `{program}` (line {line})")
+                    self.values.set(str(number), moved, node)
             case "exec":
                 self.keep(line, words[1:])
                 self.values.state.ended_by = "exit"
@@ -76,8 +94,6 @@ class Calls:
                 self.walk_text(" ".join(arguments), line)
             case "source" | "." | "eval":
                 self.doubt(program, arguments, line)
-            case _ if program in self.functions:
-                self.call_function(self.functions[program], arguments)
             case "bash" | "sh" if "-c" in arguments[:-1]:
                 before = self.values.state.copy()
                 self.walk_text(arguments[arguments.index("-c") + 1], line)
@@ -102,6 +118,17 @@ class Calls:
         command = Command(line, tuple(words), exported, condition)
         self.script.commands.append(command)
 
+    def call_one_of(self, name: str, arguments: Sequence[str]) -> None:
+        """Walk through a function, or through each that the name may stand for."""
+        functions = self.functions[name]
+        if len(functions) == 1 and functions[0] is not None:
+            self.call_function(functions[0], arguments)
+            return
+        for function in functions:
+            if function is not None:
+                self.call_function(function, arguments)
+        doubt_all(self.values, f"depends on which `{name}` is defined")
+
     def call_function(self, function: Node, arguments: Sequence[str]) -> None:
         """Walk through a function of the script with its arguments: $1, $2 …
 
@@ -124,8 +151,6 @@ class Calls:
         self.outside.pop()
 
         state = self.values.state
-        if state.ended_by == "return":
-            state.ended_by = ""
         for name, value in outside.items():
             state.values.pop(name, None)
             if value is not None:

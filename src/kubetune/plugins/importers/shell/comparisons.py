@@ -12,6 +12,7 @@ A condition holds (True), does not (False), or only a running shell knows (None)
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Final
@@ -30,6 +31,8 @@ _OF_NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-gt": operator.gt,
     "-ge": operator.ge,
 }
+# Sets such as [[:digit:]], and extended patterns such as @(7|8)b.
+_OTHER_PATTERN: Final = re.compile(r"[\[\]\\()]")
 _ENDS: Final = {"true": True, ":": True, "false": False}
 
 
@@ -71,6 +74,12 @@ def _holds(node: Node, values: Values) -> bool | None:
     sign = field_of(node, "operator")
     if sign in ("&&", "||"):
         return _together(_holds(left, values), sign, _holds(right, values))
+    # `! A = B` is parsed with the sign within the left side.
+    if left.type == "unary_expression" and text_of(left.children[0]) == "!":
+        text = values.text(left.named_children[-1])
+        if right.type in ("extglob_pattern", "regex"):
+            return negated(_matches(text, sign, values.pattern(right)))
+        return negated(_compared(text, sign, values.text(right)))
     if right.type in ("extglob_pattern", "regex"):
         return _matches(values.text(left), sign, values.pattern(right))
     return _compared(values.text(left), sign, values.text(right))
@@ -94,10 +103,22 @@ def negated(holds: bool | None) -> bool | None:
     return not holds
 
 
+def _splits_words(node: Node) -> bool:
+    """Return True within [ … ], where a value without quotes is split into words, unlike within [[ … ]]."""
+    around = node.parent
+    while around is not None and around.type != "test_command":
+        around = around.parent
+    return around is None or around.children[0].type == "["
+
+
 def _holds_alone(node: Node, values: Values) -> bool | None:
     """Return whether `! …`, `-z TEXT` or `-n TEXT` holds."""
     sign = text_of(node.children[0])
     operand = node.named_children[-1]
+    is_bare = operand.type in ("simple_expansion", "expansion")
+    if sign == "-n" and is_bare and not values.text(operand) and _splits_words(node):
+        # [ -n $E ] with an empty value is [ -n ], which holds.
+        return True
     if sign == "!":
         return negated(_holds(operand, values))
     text = values.text(operand)
@@ -112,7 +133,7 @@ def _holds_alone(node: Node, values: Values) -> bool | None:
 
 def _compared(left: str, sign: str, right: str) -> bool | None:
     """Return whether a comparison of texts or numbers holds; None where a side is not known."""
-    if not is_known(left) or not is_known(right):
+    if not is_certain(left) or not is_certain(right):
         return None
     if sign in _OF_TEXTS:
         return (left == right) == (sign != "!=")
@@ -126,6 +147,19 @@ def _compared(left: str, sign: str, right: str) -> bool | None:
 
 def _matches(left: str, sign: str, pattern: str) -> bool | None:
     """Return whether a text fits a pattern of [[ … ]]; None where that is not known."""
-    if not is_known(left) or not is_known(pattern) or sign not in _OF_TEXTS:
+    fits = fits_pattern(left, pattern)
+    if fits is None or sign not in _OF_TEXTS:
         return None
-    return fnmatchcase(left, pattern) == (sign != "!=")
+    return fits == (sign != "!=")
+
+
+def is_certain(text: str) -> bool:
+    """Return True for a text that is the same wherever the script runs. The home folder is not: here it is `~`."""
+    return is_known(text) and "~" not in text
+
+
+def fits_pattern(text: str, pattern: str) -> bool | None:
+    """Return whether a text fits a pattern of letters, `*` and `?`; None for other ones, and what is not known."""
+    if not is_certain(text) or not is_certain(pattern) or _OTHER_PATTERN.search(pattern):
+        return None
+    return fnmatchcase(text, pattern)

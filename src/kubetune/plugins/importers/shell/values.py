@@ -9,8 +9,9 @@ from typing import Final
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.arithmetic import calculated
+from kubetune.plugins.importers.shell.beyond import Doubts
 from kubetune.plugins.importers.shell.nodes import is_known, line_of, text_of
-from kubetune.plugins.importers.shell.state import Alternatives, ShellState, Value, Word
+from kubetune.plugins.importers.shell.state import Alternatives, ShellState, Value, Word, doubted
 
 _EXPANSION: Final = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", re.DOTALL)
 _VARIABLE: Final = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
@@ -23,6 +24,7 @@ class Values:
 
     def __init__(self, state: ShellState) -> None:
         self.state = state
+        self.doubts = Doubts()
         self.unclear: dict[str, str] = {}  # why a variable that stays as `$NAME` is not known
         self.line_of_text = 0  # of `eval TEXT`, while that text is walked
 
@@ -35,9 +37,20 @@ class Values:
         return self.state.values.get(name)
 
     def set(self, name: str, value: Value, node: Node) -> None:
-        """Set a variable."""
+        """Set a variable. One of which the script does more than is followed is not certain."""
+        why = self.doubts.of(name)
+        if why and isinstance(value, tuple):
+            value = doubted(value, why)
+        elif isinstance(value, str) and why:
+            value = Alternatives((value,), why)
         self.state.values[name] = value
         self.state.lines[name] = self.line_of(node)
+
+    def restore(self, name: str, before: ShellState) -> None:
+        """Give a variable the value that it had."""
+        self.state.values.pop(name, None)
+        if name in before.values:
+            self.state.values[name] = before.values[name]
 
     def words(self, nodes: Sequence[Node]) -> list[Word]:
         """Return the words that nodes stand for; an array stands for many."""

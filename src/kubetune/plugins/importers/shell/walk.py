@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Final
 
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.assignments import assign, declare, unset
+from kubetune.plugins.importers.shell.beyond import Doubts
 from kubetune.plugins.importers.shell.calls import Calls
-from kubetune.plugins.importers.shell.comparisons import negated, tested
+from kubetune.plugins.importers.shell.comparisons import fits_pattern, negated, tested
 from kubetune.plugins.importers.shell.nodes import field_of, first_line_of, is_known
 from kubetune.plugins.importers.shell.state import Alternatives, Script, ShellState, merged
 from kubetune.plugins.importers.shell.values import Values
 
 # Commands before `&&` that ask something; others prepare what follows them.
 _QUESTIONS: Final = ("test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
+_LEAVING: Final = ("break", "continue")
 _SILENT: Final = ("comment", "test_command", "heredoc_body", "file_redirect", "word")
 # A condition that is not known, and the walk of what depends on it.
 Branch = tuple[str, Callable[[], None]]
@@ -32,11 +33,14 @@ class Walk:
     is walked through with a copy of the variables, and what the copies say is merged behind it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doubts: Doubts) -> None:
         self.script = Script()
         # The home folder has one name in any shell.
         self.values = Values(ShellState({"HOME": "~"}))
-        self.calls = Calls(self.script, self.values, self.body)
+        self.values.doubts = doubts
+        # States in which a branch has left a function or a loop that goes on elsewhere.
+        self.left: list[ShellState] = []
+        self.calls = Calls(self.script, self.values, self.function_body)
 
     def body(self, node: Node) -> None:
         """Walk through the statements within a node."""
@@ -51,6 +55,17 @@ class Walk:
         """Walk through one statement, unless an `exit` stands before it."""
         if self.values.state.ended_by:
             return
+        behind = node.next_sibling
+        if behind is not None and behind.type == "&":
+            # Another process, which sets nothing here.
+            before = self.values.state.copy()
+            self.statement_itself(node)
+            self.values.state = before
+            return
+        self.statement_itself(node)
+
+    def statement_itself(self, node: Node) -> None:
+        """Walk through one statement."""
         match node.type:
             case "command":
                 self.calls.command(node)
@@ -59,7 +74,8 @@ class Walk:
             case "declaration_command":
                 declare(node, self.values, self.calls.outside)
             case "unset_command":
-                unset(node, self.values)
+                for name in unset(node, self.values):
+                    self.calls.functions.pop(name, None)
             case "if_statement":
                 self.if_statement(node)
             case "case_statement":
@@ -67,7 +83,7 @@ class Walk:
             case "list":
                 self.truth_of_list(node)
             case "function_definition":
-                self.calls.functions[field_of(node, "name")] = node
+                self.calls.define(field_of(node, "name"), node)
             case "for_statement":
                 self.for_statement(node)
             case "while_statement":
@@ -89,6 +105,27 @@ class Walk:
         self.body(node)
         self.values.state = before
 
+    def function_body(self, node: Node) -> None:
+        """Walk through a function. Behind it the variables are as one of its ends leaves them."""
+        self.until_left(node, ("return",))
+
+    def until_left(self, node: Node, ways: Sequence[str]) -> None:
+        """Walk through statements that may be left early, by `return`, or by `break` or `continue`."""
+        before = self.values.state.copy()
+        outside, self.left = self.left, []
+        self.body(node)
+        ends = [self.values.state]
+        for state in self.left:
+            if state.ended_by in ways:
+                ends.append(state)
+            else:
+                outside.append(state)
+        self.left = outside
+        for state in ends:
+            if state.ended_by in ways:
+                state.ended_by = ""
+        self.values.state = merged(before, ends) if len(ends) > 1 else ends[0]
+
     def branches(self, branches: Sequence[Branch]) -> None:
         """Walk through branches, of which the script takes one.
 
@@ -103,6 +140,7 @@ class Walk:
             walk()
             self.calls.conditions.pop()
             ends.append(self.values.state)
+        self.left += [state for state in ends if state.ended_by not in ("", "exit")]
         self.values.state = merged(before, ends)
 
     def perhaps(self, node: Node) -> None:
@@ -156,11 +194,15 @@ class Walk:
             patterns = [self.values.pattern(child) for child in pattern_nodes]
             has_default = has_default or "*" in patterns
             walk = self.walk_behind(item, pattern_nodes)
-            if not is_known(value):
-                branches.append((f"case {value} in {'|'.join(patterns)}", walk))
-            elif any(fnmatchcase(value, pattern) for pattern in patterns):
+            fits = [fits_pattern(value, pattern) for pattern in patterns]
+            if True in fits and not branches:
                 walk()
                 return
+            if True in fits or None in fits:
+                branches.append((f"case {value} in {'|'.join(patterns)}", walk))
+            if True in fits:
+                has_default = True
+                break
         if branches and not has_default:
             branches.append(_NOTHING)
         if branches:
@@ -181,12 +223,12 @@ class Walk:
         texts = tuple(word.text for word in words)
         if len(texts) == 1 and is_known(texts[0]):
             self.values.set(name, texts[0], node)
-            self.body(body)
+            self.until_left(body, _LEAVING)
             return
         why = f"has several values (line {self.values.line_of(node)})"
         self.values.set(name, Alternatives(texts, why), node)
         # What it calls is called for certain, and what it sets may be set more than once.
-        self.branches([_NOTHING, ("", lambda: self.body(body))])
+        self.branches([_NOTHING, ("", lambda: self.until_left(body, _LEAVING))])
 
     def while_statement(self, node: Node) -> None:
         """Walk once through a loop, which may be left out unless its condition is `true`."""
@@ -198,9 +240,10 @@ class Walk:
         if node.children[0].type == "until":
             holds = negated(holds)
         if holds:
-            self.body(body)
+            self.until_left(body, _LEAVING)
         elif holds is None:
-            self.perhaps(body)
+            shown = first_line_of(body)
+            self.branches([(shown, lambda: self.until_left(body, _LEAVING)), _NOTHING])
 
     def truth(self, node: Node) -> bool | None:
         """Walk through a condition, and return whether it holds; None where that is not known."""

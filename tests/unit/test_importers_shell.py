@@ -1,0 +1,175 @@
+"""A value that a script's walk calls certain is the one that bash gives, whatever the script does: bash is asked."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kubetune.plugins.importers.shell import read_script
+from kubetune.plugins.importers.shell.nodes import is_known
+
+BASH = shutil.which("bash")
+TRAINING = "train --learning_rate $LR"
+
+# Each sets LR before the training, in a way that reads easily wrong.
+SCRIPTS = [
+    "[[ $HOME == /root ]] && LR=1e-3 || LR=2e-3",
+    'if [ "$HOME" = /root ]; then LR=1e-3; else LR=2e-3; fi',
+    'if [ "$USER" = bob ]; then LR=1e-3; else LR=2e-3; fi',
+    "case $PWD in /tmp*) LR=1e-3;; *) LR=2e-3;; esac",
+    "LR=1e-3\nif (( EUID == 0 )); then LR=2e-3; fi",
+    "LR=1e-3\nif [ $UID -eq 0 ]; then LR=2e-3; fi",
+    "LR=1e-3\n[[ $OSTYPE == linux* ]] && LR=2e-3",
+    "LR=1e-3\n[ $# -gt 0 ] && LR=$1",
+    "LR=1e-3\nnvidia-smi\n[ $? -eq 0 ] && LR=2e-3",
+    "LR=8\nlet LR/=2",
+    "LR=8\nlet LR*=2",
+    "LR=8\nlet LR+=2",
+    "LR=8\nlet 'LR = LR / 2'",
+    "LR=8\n((LR/=2))",
+    "LR=8\n((LR>>=1))",
+    "LR=8\ndeclare -n ref=LR\nref=6",
+    "LR=8\nf(){ local -n r=$1; r=6; }\nf LR",
+    "LR=8\nf(){ declare -g LR=6; }\nf",
+    "LR=8\ntypeset LR=6",
+    "declare -i LR\nLR=4+4",
+    "readonly LR=8\nLR=9",
+    "declare -l LR\nLR=1E-3",
+    "LR=8\ntrap 'LR=7' DEBUG",
+    'LR=8\nX=LR\neval "$X=7"',
+    "LR=8\nprintf -v LR 7",
+    "LR=8\nX=LR\nprintf -v $X 7",
+    "LR=8\nread LR <<< 7",
+    "LR=8\nread -r LR <<E\n7\nE",
+    "for ((LR=1; LR<5; LR++)); do :; done",
+    "LR=1\nwhile [ $LR -lt 5 ]; do LR=$((LR+1)); done",
+    "set -- 5 6\nLR=$2",
+    "set -- 5 6\nshift\nLR=$1",
+    "LR=8\ngetopts x: LR",
+    "LR=8\nunset LR\nLR=${LR:-3}",
+    "LR=\n: ${LR:=5}",
+    "A=5\nX=A\nLR=${!X}",
+    "shopt -s expand_aliases\nalias s='LR=9;'\nLR=8\ns true",
+    "LR=8\nf(){ return 0; LR=9; }\nf",
+    "LR=8\nf(){ [ -f x ] && return 0; LR=9; }\nf",
+    "LR=8\nfor i in 1; do [ -f x ] && break; LR=9; done",
+    "LR=8\nfor i in 1 2; do [ $i = 2 ] && continue; LR=$i; done",
+    "LR=8\necho a | { read x; LR=9; }",
+    "shopt -s lastpipe\nLR=8\necho 9 | read LR",
+    "LR=8\n( LR=9 )",
+    "LR=8\n{ LR=9; } &",
+    "LR=8\nf(){ LR=9; }\nif [ -f x ]; then f(){ LR=10; }; fi\nf",
+    "LR=8\nf(){ LR=9; }\nunset -f f\nf",
+    "LR=8\ntrap 'LR=9' ERR\nfalse",
+    "LR=8\nset -u",
+    "LR=8\nLR=9 true",
+    "LR=8\nf(){ X=$LR; }\nLR=9 f\nLR=$X",
+    "LR=8\nexport LR=9",
+    "A=(1 2 3)\nA[1]=9\nLR=${A[1]}",
+    "declare -A A=([x]=1 [y]=2)\nK=y\nLR=${A[$K]}",
+    "X=abc1e-3\nLR=${X:3}",
+    "X=1e_3\nLR=${X/_/-}",
+    "shopt -s nocasematch\nLR=8\n[[ ABC == abc ]] && LR=9",
+    "shopt -s nocasematch\nM=ABC\ncase $M in abc) LR=9;; *) LR=8;; esac",
+    "shopt -s extglob\nM=7b\ncase $M in +([0-9])b) LR=9;; *) LR=8;; esac",
+    "M=7b\nif [[ $M == @(7|8)b ]]; then LR=9; else LR=8; fi",
+    "M=7b\ncase $M in [[:digit:]]*) LR=9;; *) LR=8;; esac",
+    "if [[ 10 < 9 ]]; then LR=9; else LR=8; fi",
+    "if [[ 1+1 -eq 2 ]]; then LR=9; else LR=8; fi",
+    "if [ a = a -a b = c ]; then LR=9; else LR=8; fi",
+    "if [ ! a = b ]; then LR=9; else LR=8; fi",
+    "E=\nif [ $E = a ]; then LR=9; else LR=8; fi",
+    "E=\nif [ -n $E ]; then LR=9; else LR=8; fi",
+    "LR=$((010))",
+    "if [[ -v LR ]]; then LR=9; else LR=8; fi",
+    "if [[ -v CI ]]; then LR=9; else LR=8; fi",
+    "IFS=,\nX=1,2\nset -- $X\nLR=$2",
+    'if [ -n "$BASH_VERSION" ]; then LR=9; else LR=8; fi',
+    "if [[ $PATH == *conda* ]]; then LR=9; else LR=8; fi",
+    "if [[ $LANG == C ]]; then LR=9; else LR=8; fi",
+    "true(){ return 1; }\nif true; then LR=9; else LR=8; fi",
+    "test(){ return 1; }\nif test a = a; then LR=9; else LR=8; fi",
+    "LR=8\n. ./env.sh",
+    "LR=8\nbuiltin source ./env.sh",
+    "LR=8\ncommand . ./env.sh",
+    "LR=1\nuntil (( LR > 4 )); do (( LR++ )); done",
+    "LR=8 # LR=9",
+    "LR=8\n: \\\nLR=9",
+    "LR=8\nmapfile LR < f",
+    "LR=8\nreadarray -t LR < f",
+    'X=LR\nLR=8\ndeclare "$X=9"',
+    'X=LR\nLR=8\nexport "$X=9"',
+    'LR=8\nf(){ declare -g "$1=$2"; }\nf LR 9',
+    "X=LR\nLR=8\n(( $X=9 ))",
+    "LR=8\n: $((LR=9))",
+    "LR=8\nA=(1 2)\n: ${A[LR=1]}",
+    "LR=8\n[[ LR=9 -eq 9 ]]",
+    "LR=8\nf(){ LR=9; }\nf | cat",
+    "LR=8\nf(){ LR=9; }\nX=$(f)",
+    "LR=8\nf() ( LR=9 )\nf",
+    "LR=8\nf(){ false; }\nf || LR=9",
+    "LR=8\ntime LR=9",
+    "LR=8\n! LR=9",
+    "LR=8\nif echo a | grep -q b; then LR=9; fi",
+    "LR=8\ncommand -v nvidia-smi >/dev/null && LR=9",
+    "LR=8\nf(){ LR=9; }\nf &",
+    "BS=32; GPUS=8; (( BS /= GPUS )); LR=$BS",
+    "shopt -s nocasematch; M=7B; case $M in 7b) LR=9;; *) LR=8;; esac",
+    'LR=8; setup(){ [ -n "$FAST" ] && return; LR=64; }; setup',
+    "LR=8; for i in 1; do if [ -f x ]; then continue; fi; LR=9; done",
+    "f(){ shift; LR=$1; }; f 8 9",
+    "LR=8; f(){ if true; then return; fi; LR=9; }; f",
+    "while true; do LR=3; break; LR=4; done",
+    "E=; [[ -n $E ]] && LR=9 || LR=8",
+    "LR=8; [ ! a = b ] && LR=9",
+]
+# Of these everything is certain.
+PLAIN = [
+    "LR=8",
+    "LR=8; LR=9",
+    "A=8; LR=$A",
+    "LR=8; if [ a = a ]; then LR=9; fi",
+    "f(){ LR=$1; }; f 9",
+    'LR=8; [ -z "$1" ] || echo usage; f(){ if [ -z "$1" ]; then return 1; fi; }; f x',
+    "set -e; set -x; trap 'echo bye' EXIT; LR=8",
+    "LR=8; ( LR=9 )",
+    "LR=8; for M in a; do LR=9; done",
+    "shopt -s nullglob; LR=8",
+    "i=0; ((i++)); LR=8",
+]
+
+
+def certain_value(script: str) -> str | None:
+    """Return what the walk says of --learning_rate; None if that is not certain."""
+    result = read_script(f"{script}\n{TRAINING}\n")
+    words = [word for command in result.commands for word in command.words]
+    texts = [word.text for word in words]
+    if "train" not in texts or texts[-1] == "--learning_rate":
+        return None
+    last = words[-1]
+    return last.text if is_known(last.text) and not last.why else None
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_no_value_is_certain_that_bash_does_not_give(script: str, tmp_path: Path) -> None:
+    told = certain_value(script)
+    if told is not None:
+        assert told == value_of_bash(script, tmp_path)
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize("script", PLAIN)
+def test_plain_scripts_stay_certain(script: str, tmp_path: Path) -> None:
+    assert certain_value(script) == value_of_bash(script, tmp_path)
+
+
+def value_of_bash(script: str, folder: Path) -> str:
+    """Return LR behind a script that runs in an empty folder."""
+    (folder / "script.sh").write_text(f"{script}\nprintf '<<%s>>' $LR >&3\n")
+    command = f"{BASH} script.sh 3>value >/dev/null 2>/dev/null </dev/null"
+    subprocess.run(command, shell=True, cwd=folder, timeout=60, check=False)
+    return (folder / "value").read_text().removeprefix("<<").removesuffix(">>")
