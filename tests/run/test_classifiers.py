@@ -194,9 +194,8 @@ def test_it_is_measured_before_training_too(full_run: Path) -> None:
     # The page begins where the run began.
     run = read_run(full_run)
     facts = run_facts(run)
-    (card,) = [card for card in facts["headline"] if card.label.startswith("Best ")]
-    assert " → " in card.value
-    assert card.about.startswith("before training → step ")
+    assert facts["hero"].value.before
+    assert facts["hero"].value.before != facts["hero"].value.after
     assert facts["evaluation"]["rows"][0][0] == 0
     (scores,) = [chart for chart in charts_of([run]) if chart.name == "scores"]
     assert {line.series.steps[0] for line in scores.lines} == {0}

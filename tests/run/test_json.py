@@ -54,6 +54,7 @@ ELSEWHERE = {
     "doctor": "unit/test_cli.py",
     "push": "run/test_push.py",
     "rollouts": "run/test_grpo.py",
+    "serve": "run/test_serve_check.py",
     "smoke": "run/test_smoke.py",
     "sweep": "unit/test_sweep_command.py",
     "sync": "run/test_mirror.py",

@@ -180,6 +180,8 @@ def test_which_models_answer_text_is_the_same_for_settings_and_tasks() -> None:
             settings |= {"task": "preference", "preference": {"images": True}}
         if name == "grpo":
             settings["rewards"] = [{"name": "exact_match"}]
+        if name == "distill":
+            settings["distill"] = {"teacher": "org/teacher"}
         config = load_config(settings)
         assert config.task_name == name
         assert config.answers_text == (task_of(name).auto_class == "AutoModelForCausalLM"), name

@@ -55,7 +55,9 @@ def require_finite(origin: StrPath, weights: Iterable[tuple[str, Tensor]]) -> No
         if isinstance(weight, DTensor):
             weight = weight.to_local()
         # Weights of another rank have no numbers here, and weights of fewer bits have none that torch compares.
-        if weight.is_meta or weight.dtype not in _COMPARED or not weight.untyped_storage().nbytes():
+        if weight.is_meta or weight.dtype not in _COMPARED or not weight.numel():
+            continue
+        if not weight.untyped_storage().nbytes():
             continue
         # Lowest and highest are NaN if any number is. `isfinite` would take a byte for each number.
         lowest, highest = torch.aminmax(weight.detach())
