@@ -25,6 +25,7 @@ from kubetune.config.load import load_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import dotted_values, resolved
 from kubetune.data.findings.checked import prepare_run
+from kubetune.data.reading.hub import HUB_TOKENS
 from kubetune.errors import KubetuneError
 from kubetune.library import verdict
 from kubetune.library.plans import plan_here
@@ -35,6 +36,14 @@ from tests.tiny import train_tokenizer
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
 GOES_ON = re.compile(r"^ready to train|^Next: |\bsteps · ", re.MULTILINE)
 Settings = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _without_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever runs the tests may be logged in."""
+    for name in HUB_TOKENS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
 
 
 def rows(*records: Mapping[str, Any]) -> str:
