@@ -41,6 +41,11 @@ class PlanForecast:
     findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
     problems: tuple[str, ...]  # what keeps the run from training, as far as it shows before
 
+    @property
+    def is_looked_at(self) -> bool:
+        """True unless some rows that are here were not looked at, since there are many."""
+        return self.findings is not None or self.lengths is None
+
     def headline(self) -> str:
         """Return the three things that most people look for: `34 steps · 457 MiB a process · 2 min`."""
         if self.problems:

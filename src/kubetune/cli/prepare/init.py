@@ -82,17 +82,28 @@ def run(args: argparse.Namespace) -> int:
     else:
         write_atomic(args.output, text)
         print(visible(f"wrote {args.output}{purpose}"))
-        for sentence in made.unused if made is not None else ():
-            print(visible(sentence))
-    if made is not None and made.problems:
+        if made is not None:
+            for sentence in (*made.unused, *made.verdict.warnings):
+                print(visible(sentence))
+    if made is not None and made.verdict.problems:
         # The file is a start, and the problems say what to change in it.
-        raise ConfigError(made.problems)
+        raise ConfigError(made.verdict.problems)
     if args.output is not None and not args.schema:
         from kubetune.cli.program import next_commands
 
-        verb = "data check" if args.data is None else "plan"
+        is_looked_at = made is not None and made.verdict.is_looked_at
+        verb = "plan" if is_looked_at else "data check"
         print(next_commands((verb, "train"), args.output))
     return 0
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What is known of a run before it starts."""
+
+    problems: Sequence[str] = ()  # what keeps it from training
+    warnings: Sequence[str] = ()  # about its rows
+    is_looked_at: bool = True  # all rows were, not only the first
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ class _Made:
     text: str
     purpose: str  # what it is for, in a few words
     unused: Sequence[str]  # sentences on what it leaves out of the data
-    problems: Sequence[str]  # what keeps the run from training
+    verdict: _Verdict
 
 
 def _for_data(args: argparse.Namespace) -> _Made:
@@ -124,22 +135,27 @@ def _for_data(args: argparse.Namespace) -> _Made:
     # A mistake of ours in the text is found before anything is written.
     config = load_config(FileText(args.output or Path("run.yaml"), text))
     with busy("judging the run"):
-        problems = _problems(config, has_model=args.model is not None)
+        verdict = _verdict(config, has_model=args.model is not None)
     purpose = f" ({proposal.task.value}: {proposal.task.reason})"
-    return _Made(text, purpose, proposal.unused, problems)
+    return _Made(text, purpose, proposal.unused, verdict)
 
 
-def _problems(config: Config, *, has_model: bool) -> list[str]:
-    """Return what keeps the run from training. `has_model`: False for an example that is to be replaced by a model."""
+def _verdict(config: Config, *, has_model: bool) -> _Verdict:
+    """Return what `plan` would say. `has_model`: False for an example that is to be replaced by a model."""
     if not has_model:
-        return []
+        return _Verdict()
     from kubetune.library.plan_forecast import forecast_run
     from kubetune.library.verdict import sentences
 
     try:
-        return list(forecast_run(config, os.environ).problems)
+        forecast = forecast_run(config, os.environ)
     except KubetuneError as error:
-        return sentences([error])
+        return _Verdict(problems=sentences([error]))
+    warnings = []
+    for finding in forecast.findings or ():
+        if finding.severity == "warning":
+            warnings.append(f"warning: {finding.line}")
+    return _Verdict(forecast.problems, warnings, forecast.is_looked_at)
 
 
 def _schema_text() -> str:

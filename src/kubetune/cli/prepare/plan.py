@@ -74,8 +74,10 @@ def run(args: argparse.Namespace) -> Answer:
             print_fact(label, text, 17)
         if not forecast.problems and args.inputs and run_file(args) is not None:
             verb = "train" if config.kubernetes is None else "submit"
+            verbs = (verb,) if forecast.is_looked_at else ("data check", verb)
             words = " ".join(shell_word(word) for word in args.inputs)
-            print(visible(f"\nNext: {program()} {verb} {words}"))
+            commands = " · ".join(f"{program()} {name} {words}" for name in verbs)
+            print(visible(f"\nNext: {commands}"))
 
     # The problems are said last, where a terminal still shows them.
     problems = None
