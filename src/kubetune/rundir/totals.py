@@ -189,7 +189,7 @@ def nothing_learnt_line(facts: Mapping[str, Any]) -> str:
     else:
         same = f"{answers} got reward {facts['reward']:g}"
     return (
-        f"nothing was learned: {same}. Look at them with `kubetune rollouts`; a reward that has more values, easier "
+        f"nothing was learned: {same}. Look at them with `kubetune rollouts RUN_DIR`; a reward that has more values, easier "
         "prompts, a higher grpo.temperature, or a model that was first trained on examples gives something to learn from"
     )
 
