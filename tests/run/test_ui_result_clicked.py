@@ -76,6 +76,11 @@ def result_of(tab: Page, server: Server, verb: str) -> None:
     tab.wait_for_url("**/run/result?dir=bot*")
 
 
+def exported(run_dir: Path) -> list[Path]:
+    """Return the folders of exports; beside them is what the model says of proof rows."""
+    return [path for path in (run_dir / "exports").iterdir() if path.is_dir()]
+
+
 def begin(tab: Page, verb: str) -> None:
     """Click the button of a form, and wait until its command has begun."""
     tab.locator(f"#{verb.lower()} button.main").click()
@@ -127,7 +132,7 @@ def test_an_export_shows_its_proof(server: Server, tab: Page, errors: list[str])
     result_of(tab, server, "Export")
     begin(tab, "Export")
     assert end_of(tab) == "It is done (exit code 0)."
-    (folder,) = (server.folder / "bot" / "exports").iterdir()
+    (folder,) = exported(server.folder / "bot")
     assert folder.name.endswith("-adapter")
     (comparison, *_) = read_object(folder / PROVENANCE)["proof"]["comparisons"]
     shown = tab.inner_text("#exported")
@@ -156,7 +161,7 @@ def test_a_cancelled_export_leaves_nothing(trained: Path, tmp_path: Path, tab: P
         wait_for_files(tab, exports)
         tab.click("#cancel")
         assert end_of(tab).startswith("It was cancelled; nothing half-written is left")
-        assert list(exports.iterdir()) == []
+        assert exported(tmp_path / "bot") == []
     finally:
         leave(tab, server)
 
@@ -194,7 +199,7 @@ def test_a_push_without_a_token_is_refused_and_with_one_arrives_private(
                 assert token not in tab.content()
             finally:
                 leave(tab, server)
-        (folder,) = (tmp_path / "bot" / "exports").iterdir()
+        (folder,) = exported(tmp_path / "bot")
         assert whole_folder.is_whole(folder, PROVENANCE)
         assert hub.files("org/bot") == {path.name: path.read_bytes() for path in folder.iterdir()}
         assert hub.repos["org/bot"]["private"] is True
@@ -240,12 +245,14 @@ def test_a_run_gets_a_name_a_note_and_tags_by_the_dialog(runs: Server, tab: Page
 
     # On the page of the run the dialog holds what was saved, and Enter saves too.
     go(tab, runs, "/run?dir=one")
+    tab.click("summary[aria-label='More to do with this run']")
     tab.get_by_role("button", name="Name, note, tags").click()
     assert tab.get_by_label("Note", exact=True).input_value() == "kept for June"
     tab.get_by_label("Name", exact=True).fill("The very best")
     tab.get_by_label("Name", exact=True).press("Enter")
     tab.get_by_role("heading", name="The very best").wait_for()
 
+    tab.click("summary[aria-label='More to do with this run']")
     tab.get_by_role("button", name="Name, note, tags").click()
     tab.get_by_label("Tags, with commas between them").fill("x" * 300)
     tab.get_by_role("button", name="Save", exact=True).click()
@@ -260,7 +267,7 @@ def test_runs_are_archived_and_taken_out_again(runs: Server, tab: Page) -> None:
     tab.get_by_role("button", name="Archive").click()
     wait(tab, "document.querySelectorAll('#run-rows tr').length === 1")
     assert rows_of(tab) == ["three"]
-    tab.locator('select[name="state"]').select_option("archived")
+    tab.locator("nav.states a", has_text="archived").click()
     wait(tab, "document.querySelectorAll('#run-rows tr').length === 2")
     tab.check('#run-rows input[value="one"]')
     tab.get_by_role("button", name="Take out of the archive").click()
