@@ -19,13 +19,13 @@ from ruamel.yaml import YAML
 
 import kubetune
 from kubetune import errors, extras
+from kubetune.base.secrets import HUB_TOKENS
 from kubetune.cli import main
 from kubetune.cli.installation import mcp
 from kubetune.config.load import load_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import dotted_values, resolved
 from kubetune.data.findings.checked import prepare_run
-from kubetune.data.reading.hub import HUB_TOKENS
 from kubetune.errors import KubetuneError
 from kubetune.library import verdict
 from kubetune.library.plans import plan_here

@@ -35,6 +35,9 @@ _VALUE = re.compile(
 # Below this key names such as HF_TOKEN are expected: they name Secrets.
 _REFERENCES = ("kubernetes", "secrets")
 
+# Variables that may hold an access token for the hub, in the order in which they count.
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+
 ADVICE = (
     "a secret must not stand in a run file; remove it, and name a Kubernetes Secret under kubernetes.secrets, "
     "or set it in the environment, such as HF_TOKEN. Change the secret if the file was shared"

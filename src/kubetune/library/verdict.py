@@ -16,11 +16,10 @@ from pathlib import Path
 from kubetune.base.files import user_cache
 from kubetune.config.code_files import require_functions, require_imports, signature_of
 from kubetune.config.schema import Config, LoraConfig, RewardConfig, TrainingConfig
-from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig, packages_of
 from kubetune.config.schema.model import ModelConfig
 from kubetune.config.schema.tracking import PushConfig, TrackingConfig
-from kubetune.data.reading.hub import HUB_TOKENS, hub_token, require_base_folder, require_model
+from kubetune.data.reading.hub import hub_token, require_base_folder, require_model
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.extras import require
 from kubetune.library.built_targets import require_targets_elsewhere
@@ -59,10 +58,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         partial(_require_training, config, environ),
     ]
     if not here and config.kubernetes is not None:
-        checks += [
-            partial(_require_token_in_pods, config.push, config.kubernetes),
-            partial(_require_pods, config),
-        ]
+        checks.append(partial(_require_pods, config))
     problems = []
     for check in checks:
         try:
@@ -227,17 +223,6 @@ def _require_token(push: PushConfig | None) -> None:
             f"push: there is no token for the hub, so {push.repo} would get nothing; set HF_TOKEN to one that may write, "
             "or run `hf auth login`"
         )
-
-
-def _require_token_in_pods(push: PushConfig | None, kubernetes: KubernetesConfig) -> None:
-    """Raise ConfigError for an upload by pods that get no token for the hub."""
-    # Patches may bring one.
-    if push is None or kubernetes.patches or kubernetes.secrets.keys() & set(HUB_TOKENS):
-        return
-    raise ConfigError(
-        f"push: the pods have no token for the hub, so {push.repo} would get nothing; add `HF_TOKEN: hf-token` to "
-        "kubernetes.secrets, and make that Secret with `kubetune secret set HF_TOKEN`"
-    )
 
 
 def _require_output(output: str) -> None:

@@ -23,8 +23,6 @@ from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics, starts
 from kubetune.rundir.starts import moved_numbers
 
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
-
 
 def dated(config: Config, run_dir: Path) -> Config:
     """Return the config with the date that chat templates write in this run: that of its first start."""

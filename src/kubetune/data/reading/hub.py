@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from kubetune.base.files import IrregularFileError, require_plain
 from kubetune.base.humanize import nearest
 from kubetune.base.registry.address import SCHEME
+from kubetune.base.secrets import HUB_TOKENS
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
@@ -31,8 +32,6 @@ from kubetune.plan import model_shapes
 # Silence after which the hub counts as lost, however often it is asked. Its commits of large models take a while.
 PATIENCE_SECONDS = 120.0
 
-# Variables that may hold an access token, in the order in which they count.
-HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 _NOT_HERE = (
     "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once "
     "(`hf download {repo}{flags}`; a gated one wants its licence accepted and a token in HF_TOKEN) or give a folder "

@@ -7,7 +7,7 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from kubetune.base.registry.address import MOUNTED
-from kubetune.base.secrets import is_secret, names_secret, seems_random
+from kubetune.base.secrets import HUB_TOKENS, is_secret, names_secret, seems_random
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.k8s.manifests.configmap import MAX_CARRIED_BYTES
@@ -66,6 +66,19 @@ def check_variables(spec: RunSpec) -> Iterator[Mistake]:
                 "looks like a random token; if it opens anything, put it into a Secret and write "
                 f"kubernetes.secrets.{name}: {{secret: NAME}} instead, as manifests are readable",
             )
+
+
+def check_push(spec: RunSpec) -> Iterator[Mistake]:
+    """Yield an upload at the end that pods have no token for."""
+    push = spec.config.push
+    # Patches may bring one.
+    if push is None or spec.kubernetes.patches or spec.kubernetes.secrets.keys() & set(HUB_TOKENS):
+        return
+    yield error(
+        "push",
+        f"the pods have no token for the hub, so {push.repo} would get nothing; add `HF_TOKEN: hf-token` to "
+        "kubernetes.secrets, and make that Secret with `kubetune secret set HF_TOKEN`",
+    )
 
 
 def check_volumes(spec: RunSpec) -> Iterator[Mistake]:
