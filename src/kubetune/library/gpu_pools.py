@@ -9,9 +9,8 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.compute import ComputeConfig
-from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.library.plan_forecast import least_gpu_bytes
+from kubetune.library.plan_forecast import gpu_bytes
 from kubetune.plan.proposals import GpuPool
 
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # in MiB, from NVIDIA's feature discovery
@@ -40,10 +39,7 @@ def _of_run(compute: ComputeConfig, environ: Mapping[str, str]) -> GpuPool:
         gpus = visible_gpus(environ)
     if not gpus:
         raise ConfigError(f"no GPU is here, and the run asks for none; {_WAYS_OUT}")
-    if compute.gpu_memory is not None:
-        memory: int | None = quantity_bytes(compute.gpu_memory)
-    else:
-        memory = least_gpu_bytes()
+    memory = gpu_bytes(compute)
     if memory is None:
         raise ConfigError(f"the memory of the GPUs is not known here; {_WAYS_OUT}")
     return GpuPool(compute.nodes, gpus, memory)

@@ -188,13 +188,13 @@ def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
         if compute.memory is None:
             return None
         return quantity_bytes(compute.memory) // plan.processes_per_node
+    return gpu_bytes(compute)
+
+
+def gpu_bytes(compute: ComputeConfig) -> int | None:
+    """Return the memory of a GPU: as the config says, else the least among those here, None if none tells it."""
     if compute.gpu_memory:
         return quantity_bytes(compute.gpu_memory)
-    return least_gpu_bytes()
-
-
-def least_gpu_bytes() -> int | None:
-    """Return the least memory among the GPUs here, or None if none tells its memory."""
     sizes = []
     for gpu in gpu_use():
         if gpu.get("memory_total_mib"):

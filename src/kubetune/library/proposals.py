@@ -14,6 +14,7 @@ from ruamel.yaml.error import YAMLError
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import counted, duration, size
+from kubetune.base.yaml_reader import FileText
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, ModelError
@@ -232,7 +233,7 @@ def _set(tree: Any, key: str, value: Any, file: Path) -> None:
 
 def _require_same(text: str, way: Way, file: Path) -> None:
     """Raise ConfigError if a changed run file says something else than the way. Other sources may say more."""
-    config = load_config(YAML(typ="safe").load(text))
+    config = load_config(FileText(file, text))
     wanted = way.config.training
     if (config.training, config.lora, config.quantization) != (
         wanted,

@@ -97,8 +97,7 @@ def _require_model_here(path: str, kubernetes: KubernetesConfig | None) -> None:
     raise ModelError(
         f"model {path}: the pods mount this folder, but it is not on this machine, where `plan` reads the sizes and "
         "the tokenizer of the model; name a copy here with `kubetune plan RUN_FILE model.path=FOLDER`, which then names "
-        "that folder as a problem. `submit` and "
-        "`render` do not need the folder"
+        "that folder as a problem. `submit` and `render` do not need the folder"
     )
 
 
