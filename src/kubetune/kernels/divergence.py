@@ -192,9 +192,9 @@ def _on_support(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return what compares `top_k` tokens: losses, gradient, whether the likeliest is the same, masses and overlap."""
     number = settings.top_k
-    own = log_s.topk(number).indices
+    student_ids = log_s.topk(number).indices
     likeliest = teacher.likeliest(span, number)
-    theirs = likeliest if settings.support == "teacher_k" else teacher.at(span, own)
+    theirs = likeliest if settings.support == "teacher_k" else teacher.at(span, student_ids)
     ours = events_of(log_s, theirs.ids)
     if settings.rest == "renormalise":
         of_student = torch.log_softmax(ours.logps, 1)
@@ -207,9 +207,9 @@ def _on_support(
         gradient = (log_s - ours.rest[:, None]).exp_() * slopes[:, -1:]
         gradient.scatter_(1, theirs.ids, slopes[:, :-1])
 
-    is_common = (own[:, :, None] == likeliest.ids[:, None, :]).any(2)
+    is_common = (student_ids[:, :, None] == likeliest.ids[:, None, :]).any(2)
     masses = [theirs.logps.exp().sum(1), ours.logps.exp().sum(1)]
-    agrees = own[:, 0] == likeliest.ids[:, 0]
+    agrees = student_ids[:, 0] == likeliest.ids[:, 0]
     return losses, gradient, agrees, [*masses, is_common.float().mean(1)]
 
 

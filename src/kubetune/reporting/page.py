@@ -63,8 +63,8 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     point = facts["hero"].curve if facts["hero"] else None
     if point is not None:
         # The task's own chart of this measure shows more: single steps behind the smoothed line, and its band.
-        own = [chart for chart in charts if chart.name == point.name]
-        point = own[0] if own else replace(point, markers=markers(runs[0].incidents))
+        of_measure = [chart for chart in charts if chart.name == point.name]
+        point = of_measure[0] if of_measure else replace(point, markers=markers(runs[0].incidents))
     charts, single = in_order(charts, runs[0].config.task, point)
     shown = {
         "single": [_single_value(chart) for chart in single],

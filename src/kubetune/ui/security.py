@@ -107,8 +107,8 @@ class Guard:
 
         origin = request.headers.get("origin")
         # By https where a proxy stands in front. A browser says of a page of another scheme that it is foreign.
-        own = (f"http://{host}".lower(), f"https://{host}".lower())
-        if origin is not None and origin.lower() not in own:
+        origins = (f"http://{host}".lower(), f"https://{host}".lower())
+        if origin is not None and origin.lower() not in origins:
             return _refused(403, "A page of another site asked for this.")
         if method not in SAFE and origin is None:
             return _refused(403, "Nothing says which page asks for this change.")

@@ -70,7 +70,9 @@ def keep(run_dir: Path, prepared: Prepared) -> None:
         logs.DATA.info("no conversations are kept for `serve --check`: %s", reason)
         return
     if chosen:
-        content = json.dumps({"conversations": [asdict(one) for one in chosen]}, default=str)
+        content = json.dumps(
+            {"conversations": [asdict(conversation) for conversation in chosen]}, default=str
+        )
         files.write_atomic(path, content, within=run_dir)
 
 

@@ -71,10 +71,10 @@ def draws(endpoint: Endpoint, generation: Mapping[str, Any], ids: Sequence[int])
 
 def _told_otherwise(endpoint: Endpoint, wanted: Mapping[str, float]) -> str:
     """Return the settings of a llama.cpp that differ."""
-    own = endpoint.properties()["default_generation_settings"]["params"]
+    defaults = endpoint.properties()["default_generation_settings"]["params"]
     differing = []
     for name, value in wanted.items():
-        served = float(own.get(_OF_LLAMA_CPP.get(name, name), value))
+        served = float(defaults.get(_OF_LLAMA_CPP.get(name, name), value))
         if abs(served - value) > 1e-3:
             differing.append(f"with {name} {served:.3g}")
     return " and ".join(differing)

@@ -120,12 +120,12 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     if start.config.draws_answers:
         longest += start.model.grpo.max_completion_length
     teacher = load_teacher(source, data.tokenizer, start.world.device, longest)
-    own = learner.lm.config.get_text_config().vocab_size
+    width = learner.lm.config.get_text_config().vocab_size
     others = teacher.lm.config.get_text_config().vocab_size
-    if own != others:
+    if width != others:
         raise errors.ModelError(
             f"{source.key}: the teacher {source.name} gives {others:,} probabilities for each token, the model "
-            f"{start.model.model.path} {own:,}; expected a teacher of the same vocabulary"
+            f"{start.model.model.path} {width:,}; expected a teacher of the same vocabulary"
         )
     if fsdp.is_sharded(learner.model):
         # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.

@@ -48,15 +48,15 @@ def _memory(forecast: PlanForecast) -> dict[str, Any]:
     if memory is None:
         return _cell("Memory", "unknown")
     plan = forecast.plan
-    there = memory.device_bytes
+    available = memory.device_bytes
     place = "a GPU" if plan.device == "cuda" else "a process"
-    if there is None and plan.device == "cpu" and forecast.config.kubernetes is None:
+    if available is None and plan.device == "cpu" and forecast.config.kubernetes is None:
         # The processes of a machine share its memory.
-        there = psutil.virtual_memory().total // plan.processes_per_node
-    if there is None:
+        available = psutil.virtual_memory().total // plan.processes_per_node
+    if available is None:
         return _cell("Memory", size(memory.peak_bytes), place)
-    percent = max(1, round(100 * memory.peak_bytes / there))
-    about = f"{percent} % of {size(there)}, {place}"
+    percent = max(1, round(100 * memory.peak_bytes / available))
+    about = f"{percent} % of {size(available)}, {place}"
     if plan.world_size > 1:
         about += f" of {counted(plan.world_size, 'process')}"
     return _cell("Memory", size(memory.peak_bytes), about, percent)
