@@ -160,15 +160,27 @@ def read_beats(run_dir: Path) -> list[dict[str, Any]]:
     """Return the last beat of each rank: `rank`, `phase`, `step`, `waiting`, `since`, `time`."""
     beats = []
     for path in (run_dir / "logs").glob(BEATS):
-        try:
-            beat = files.read_object(path)
-        except (OSError, errors.EnvironmentFault):
-            continue  # the rank has ended just now, or writes at this moment
-        numbers = [beat.get(name) for name in ("rank", "step", "since", "time")]
-        has_numbers = all(isinstance(number, (int, float)) for number in numbers)
-        if has_numbers and isinstance(beat.get("phase"), str) and "waiting" in beat:
+        beat = _read(path)
+        if beat is not None:
             beats.append(beat)
     return sorted(beats, key=lambda beat: int(beat["rank"]))
+
+
+def read_beat(run_dir: Path, rank: int) -> dict[str, Any] | None:
+    """Return the last beat of one rank, None if it has none that can be read."""
+    return _read(_beat_path(run_dir, rank))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        beat = files.read_object(path)
+    except (OSError, errors.EnvironmentFault):
+        return None  # the rank has ended just now, or writes at this moment
+    numbers = [beat.get(name) for name in ("rank", "step", "since", "time")]
+    has_numbers = all(isinstance(number, (int, float)) for number in numbers)
+    if has_numbers and isinstance(beat.get("phase"), str) and "waiting" in beat:
+        return beat
+    return None
 
 
 def find_frozen(

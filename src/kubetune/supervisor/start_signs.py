@@ -172,10 +172,10 @@ def _level(run_dir: Path) -> str:
 
 def _phase(run_dir: Path, place: Place, began: float) -> str:
     """Return the phase of the first rank of this node, empty before it has one in this start."""
-    for beat in heartbeat.read_beats(run_dir):
-        if beat["rank"] == place.ranks[0] and float(beat["time"]) >= began:
-            return str(beat["phase"])
-    return ""
+    beat = heartbeat.read_beat(run_dir, place.ranks[0])
+    if beat is None or float(beat["time"]) < began:
+        return ""
+    return str(beat["phase"])
 
 
 def _doing(log: Path, before: int, phase: str) -> str:
