@@ -364,7 +364,10 @@ def test_runs_are_named_tagged_archived_and_deleted(tmp_path: Path) -> None:
         (logs / "rank-0.beat.json").write_text(json.dumps({**beat, **times}))
         (tmp_path / "live" / "exit.json").unlink(missing_ok=True)
         refused = change(visitor, "/run/delete", dirs=["bad", "live"])
-        assert refused == ["live is at work; stop it first. Nothing was deleted."]
+        live = tmp_path / "live"
+        assert refused == [
+            f"{live} is at work; `kubetune stop {live}` stops it. Nothing was deleted"
+        ]
         (tmp_path / "link").symlink_to(tmp_path / "bad")
         assert "is a link" in change(visitor, "/run/delete", dirs=["link"])[0]
         assert change(visitor, "/run/delete", dirs=["bad"]) == []

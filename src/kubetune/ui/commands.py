@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from starlette.responses import Response
 from kubetune.config import consent
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
-from kubetune.library.listing import facts
+from kubetune.library.deleting import delete_run, require_deletable
 from kubetune.rundir.labels import checked, read_labels, write_labels
 from kubetune.rundir.starts import train_again
 from kubetune.supervisor.place import holders
@@ -120,29 +119,22 @@ def _delete(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     """Delete runs for good. Raise ConfigError, before any is deleted, if one of them may still run."""
     run_dirs = _runs_in(site, body)
     for run_dir in run_dirs:
+        require_deletable(run_dir)
         name = site.records.name_of(run_dir)
-        # A run of another machine is known by what it says of itself.
-        is_at_work = facts(run_dir)["state"] in ("running", "starting")
-        if is_at_work or launchers(site, run_dir):
-            raise ConfigError(f"{name} is at work; stop it first. Nothing was deleted.")
+        # A command that was started here holds nothing yet while it prepares data.
+        if launchers(site, run_dir):
+            raise ConfigError(f"{name} is at work; stop it first. Nothing was deleted")
         if site.jobs.is_running(result_job(name)):
             raise ConfigError(
-                f"the result of {name} is being evaluated, exported or pushed; wait for its end. Nothing was deleted."
-            )
-        if run_dir.is_symlink():
-            raise ConfigError(
-                f"{name} is a link to another folder; delete it there. Nothing was deleted."
+                f"the result of {name} is being evaluated, exported or pushed; wait for its end. Nothing was deleted"
             )
         if run_dir.resolve() == site.folder.resolve():
             raise ConfigError(
-                f"{run_dir} is the folder that this page shows; delete it in a terminal. Nothing was deleted."
+                f"{run_dir} is the folder that this page shows; delete it in a terminal. Nothing was deleted"
             )
     for run_dir in run_dirs:
-        # Half a run would look like a damaged one, so it leaves its place in one go.
-        leaving = run_dir.with_name(f".deleted-{run_dir.name}-{os.getpid()}")
-        run_dir.rename(leaving)
+        delete_run(run_dir)
         site.records.forget(run_dir)
-        shutil.rmtree(leaving)
     return {}
 
 
