@@ -38,6 +38,20 @@ def test_last_is_the_newest_run(outputs: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("outputs")
+def test_last_is_a_run_that_is_served_or_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    # Neither does anything with a run of these; each says of which one it speaks.
+    for words in (
+        ["serve", "bot=last", "--render"],
+        ["sync", "last"],
+        ["serve", "last", "--render"],
+    ):
+        assert cli.main(words) == errors.USER
+        shown = capsys.readouterr().err
+        assert shown.startswith("last: outputs/bad\n"), words
+        assert "outputs/bad" in shown.partition("\n")[2], words
+
+
 def test_last_without_runs_names_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

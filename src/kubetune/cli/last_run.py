@@ -15,6 +15,8 @@ FOLDER = Path("outputs")
 # Arguments that are run directories, and verbs whose run may be one of this machine.
 _RUN_DIRS = ("run_dir", "beside", "compare")
 _HERE_TOO = ("watch", "stop", "delete")
+# Arguments that may be a run directory, by verb.
+_AMONG_OTHERS = {"serve": ["targets"], "sync": ["source"]}
 
 
 def put_last_run(args: argparse.Namespace) -> None:
@@ -22,7 +24,7 @@ def put_last_run(args: argparse.Namespace) -> None:
 
     A folder or a cluster's run of that name is meant where there is one, or where a namespace is named.
     """
-    names = list(_RUN_DIRS)
+    names = [*_RUN_DIRS, *_AMONG_OTHERS.get(args.verb, [])]
     if args.verb in _HERE_TOO and args.namespace is None:
         names.append("run_name")
     for name in names:
@@ -34,8 +36,14 @@ def put_last_run(args: argparse.Namespace) -> None:
 
 
 def _replaced(word: Any) -> Any:
-    """Return the newest run for `last`, of the type of the word; any other word as it is."""
-    if str(word) != LAST or not isinstance(word, str | Path) or Path(LAST).exists():
+    """Return the newest run for `last`, of the type of the word; any other word as it is.
+
+    `bot=last` of `serve` is `bot=outputs/…`.
+    """
+    if not isinstance(word, str | Path):
+        return word
+    name, equals, path = str(word).rpartition("=")
+    if path != LAST or Path(LAST).exists():
         return word
     from kubetune.library.listing import newest_run
 
@@ -44,5 +52,5 @@ def _replaced(word: Any) -> Any:
         raise ConfigError(f"last: there is no run below {FOLDER}; name a run directory")
     print(f"last: {run_dir}", file=sys.stderr)
     if isinstance(word, str):
-        return str(run_dir)
+        return f"{name}{equals}{run_dir}"
     return run_dir
