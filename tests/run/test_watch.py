@@ -78,7 +78,11 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert "[TRAIN]" not in text, "the table has the numbers of the last step"
     assert cli.main(["watch", str(run_dir), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (facts["state"], facts["progress"]["step"], len(facts["losses"])) == ("done", 14, 14)
+    assert (facts["state"], facts["progress"]["step"], len(facts["curves"]["loss"])) == (
+        "done",
+        14,
+        14,
+    )
     assert facts["numbers"]["step"] == facts["timing"]["step"] == 14
 
 
@@ -151,6 +155,8 @@ def test_a_narrow_terminal_keeps_the_evaluation_and_why_a_run_failed(
     assert "EVALUATION" in head
     assert "WHY" in head
     assert "exact_match 0.94" in "\n".join(rows)
+    assert "causal lm" in "\n".join(rows)
+    assert ("CURVE" in head) == (width > 100)
     # The reason continues below itself.
     of_why = " ".join(row[head.index("WHY") :].strip() for row in rows)
     assert " ".join(of_why.split()) == reason
@@ -434,6 +440,15 @@ def test_a_small_terminal_is_never_exceeded(width: int, height: int) -> None:
     lines = lines_of_screen(full_view(40), width, height)
     assert len(lines) == height
     assert max(map(len, lines)) <= width
+
+
+def test_curves_are_between_their_first_value_and_their_last() -> None:
+    status = {"curves": {"reward": [0.125, 0.5, 1.0], "loss": [2.0, 1.0]}}
+    text = shown(RunView("r", "running", "", "", status), 80)
+    assert [line.split() for line in text.splitlines()[1:3]] == [
+        ["reward", "0.125", "▁▄█", "1"],
+        ["loss", "2", "█▁", "1"],
+    ]
 
 
 def test_gpus_are_shown() -> None:

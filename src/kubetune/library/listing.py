@@ -56,6 +56,7 @@ _UNKNOWN_IF_DAMAGED = (
     "evaluation",
     "saved_step",
     "metric",
+    "task",
     "model",
     "method",
     "started",
@@ -99,6 +100,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "evaluation": status["evaluation"],
         "saved_step": status["saved_step"],
         "metric": config.training.metric_for_best_model,
+        "task": config.task,
         "model": model_label(config.model.path),
         "method": method_label(config.lora),
         "tags": [*_tags(config.tracking), *labels.tags],
@@ -144,7 +146,7 @@ def _cost(
 # Facts that runs are put in order by, besides metrics.
 SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
 # Facts in which `is_like` looks for words.
-SEARCHED = ("path", "name", "note", "model", "method", "state", "why")
+SEARCHED = ("path", "name", "note", "task", "model", "method", "state", "why")
 # Asked for like a state: the runs that somebody has archived, which are in no other list.
 ARCHIVED = "archived"
 

@@ -16,8 +16,13 @@ from typing import Any
 from kubetune.base import files, jsonl
 from kubetune.base.files import IrregularFileError
 from kubetune.base.gpus import gpu_use
-from kubetune.base.humanize import duration
-from kubetune.config.metric_names import DRAWN_MEASURES, EXPERT_MEASURES, PREFERENCE_MEASURES
+from kubetune.base.humanize import duration, thinned
+from kubetune.config.metric_names import (
+    DRAWN_MEASURES,
+    EXPERT_MEASURES,
+    PREFERENCE_MEASURES,
+    TELLING,
+)
 from kubetune.errors import EnvironmentFault, only_followed
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics, shapes, waits
 from kubetune.rundir.checkpoints import STATE
@@ -25,7 +30,7 @@ from kubetune.rundir.checkpoints import STATE
 # Limits of what a view holds. On a cluster it comes over the network every few seconds.
 _LOG_LINES = 300
 _LOG_BYTES = 32 * 1024
-_POINTS = 320
+_CELLS = 60  # of a curve on a terminal
 _SILENT_SECONDS = 30
 # States of a run that has not ended, as far as is known.
 LIVE = ("starting", "running", "waiting")
@@ -35,7 +40,7 @@ _STEPS_FOR_SPEED = 20
 
 
 def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
-    """Return `progress`, recent losses, ranks, GPUs of this node and the last lines of one rank's log.
+    """Return `progress`, curves of the whole run, ranks, GPUs of this node and the last lines of one rank's log.
 
     `numbers` and `timing`: the lines of the newest step in metrics.jsonl and timings.jsonl, empty before there is one.
     """
@@ -44,11 +49,10 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
         # Lines of evaluations lie between those of steps.
         if "loss" in line:
             steps.append(line)
-    steps = steps[-_POINTS:]
     timings = metrics.last_lines(run_dir / metrics.TIMINGS, 1)
     return {
         "progress": progress(run_dir),
-        "losses": [line["loss"] for line in steps],
+        "curves": curves(run_dir),
         "numbers": steps[-1] if steps else {},
         "timing": timings[-1] if timings else {},
         "ranks": ranks(run_dir),
@@ -57,6 +61,18 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
         "log_rank": log_rank,
         "log_ranks": _ranks_with_logs(run_dir),
     }
+
+
+def curves(run_dir: Path, cells: int = _CELLS) -> dict[str, list[float | None]]:
+    """Return what tells best how the run goes at its task, then its loss, in at most `cells` points: name -> values."""
+    # Several lines for each point, as evaluations lie between those of steps.
+    lines = jsonl.sample(run_dir / metrics.METRICS, 5 * cells)
+    result = {}
+    for name in (*TELLING, "loss"):
+        values = [line[name] for line in lines if metrics.is_number(line.get(name))]
+        if len(values) > 1:
+            result[name] = thinned(values, cells)
+    return result
 
 
 def _ranks_with_logs(run_dir: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""The screen of `kubetune watch`: one view of a run, drawn by rich. Curves are on the page and in the report."""
+"""The screen of `kubetune watch`: one view of a run, drawn by rich, with small curves of what tells how it goes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from kubetune.base.humanize import brief, duration, number, size, visible
+from kubetune.base.humanize import brief, duration, number, size, sparkline, visible
 from kubetune.config.metric_names import TELLING, main_metric
 
 # If a rank is in one phase, or writes no heartbeat, for longer than this, ranks are shown one by one.
 LATE_SECONDS = 15.0
 MOST_RANKS = 6
 LOG_LINES = 8  # where nothing limits the screen
+_BESIDE_CURVE = 40  # columns for its name and two values
 
 COLOURS = {"running": "green", "done": "green", "failed": "red"}
 
@@ -47,7 +48,7 @@ def draw(run_view: RunView, console: Console, hint: str | None = None) -> Group:
     about = _about(run_view)
     if about:
         lines.append(about)
-    top = Group(*lines, _table(run_view.status))
+    top = Group(*lines, _curves(run_view.status, console.width), _table(run_view.status))
 
     # The log gets what is left of the terminal.
     log_lines = LOG_LINES
@@ -96,6 +97,18 @@ def _about(run_view: RunView) -> Text:
     if texts:
         line.append(f"in training: {', '.join(texts)}", "bold" if name is None else "")
     return line
+
+
+def _curves(status: Facts, width: int) -> Table:
+    """Return a line for each curve: its first value, its blocks, and its last value."""
+    # reward  0.12 ▁▂▃▅▆▇█ 0.83
+    table = Table.grid(padding=(0, 1))
+    for name, values in (status.get("curves") or {}).items():
+        blocks = sparkline(values, max(1, width - _BESIDE_CURVE))
+        first = Text(number(values[0]), "dim", justify="right")
+        last = Text(number(values[-1]), "bold")
+        table.add_row(visible(name), first, Text(blocks, "blue", no_wrap=True), last)
+    return table
 
 
 def _table(status: Facts) -> Table:

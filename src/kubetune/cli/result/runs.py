@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.humanize import ago, visible
+from kubetune.base.humanize import ago, sparkline, visible
 from kubetune.base.logs import scrub
 from kubetune.base.terminal import BLUE, GREEN, PURPLE, RED, YELLOW, coloured
 from kubetune.cli.json_answers import Answer, add_json, prints_json
@@ -18,11 +18,19 @@ from kubetune.cli.tables import GAP, NARROWEST_SENTENCE, print_table, table
 from kubetune.config.metric_names import main_metric
 from kubetune.errors import ConfigError
 from kubetune.library.listing import facts, find_runs, in_order, is_like
+from kubetune.rundir.status import curves
 
-_HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
+# A terminal alone shows it: the reward of a run that has one, else its loss.
+_CURVE = "CURVE"
+_CELLS = 10  # of a curve
+_HEAD = (
+    "RUN", "STATE", "STEP", "LOSS", "EVALUATION", "TASK", "MODEL", "METHOD", "STARTED", "WHY"
+)  # fmt: skip
 
 # Columns in the order in which they are left out of a narrow terminal. Losses of two tasks cannot be compared.
-_LEAST_FIRST = ("METHOD", "MODEL", "LOSS", "STARTED", "EVALUATION", "WHY")
+_LEAST_FIRST = ("METHOD", "MODEL", "LOSS", "STARTED", _CURVE, "TASK", "EVALUATION", "WHY")
+# Characters that a column is counted with at most: what is longer continues below itself.
+_WIDEST = {"RUN": 30, "TASK": 14, "WHY": NARROWEST_SENTENCE}
 # By state.
 _COLOURS = {
     "done": GREEN,
@@ -107,10 +115,12 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
     for run_facts in runs:
         cells = dict(zip(_HEAD, _row(run_facts), strict=True))
         cells["STARTED"] = ago(run_facts["started"])
+        cells[_CURVE] = _curve(Path(run_facts["path"]))
         rows.append(cells)
 
     # Columns that say least of a run go first. What is left may still fold at a very narrow terminal.
     head = list(_HEAD)
+    head.insert(head.index("EVALUATION"), _CURVE)
     if not any(cells["WHY"] for cells in rows):
         head.remove("WHY")
     width = shutil.get_terminal_size().columns
@@ -132,9 +142,15 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
 def _width(rows: Sequence[Mapping[str, str]], name: str) -> int:
     """Return the characters that a column takes with the gap behind it."""
     longest = max(len(cells[name]) for cells in rows)
-    if name == "WHY":
-        longest = min(longest, NARROWEST_SENTENCE)
+    longest = min(longest, _WIDEST.get(name, longest))
     return max(longest, len(name)) + len(GAP)
+
+
+def _curve(run_dir: Path) -> str:
+    """Return the reward of a run, or its loss, as blocks; empty before two steps."""
+    of_run = curves(run_dir, _CELLS)
+    values = of_run.get("reward") or of_run.get("loss") or []
+    return sparkline(values, _CELLS)
 
 
 def _coloured(line: str) -> str:
@@ -154,7 +170,9 @@ def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
     step = ""
     loss = ""
     if run_facts["step"] is not None:
-        step = f"{run_facts['step']:,}/{run_facts['steps'] or '?'}"
+        step = f"{run_facts['step']:,}"
+        if run_facts["step"] != run_facts["steps"]:
+            step += f"/{run_facts['steps'] or '?'}"
     if run_facts["loss"] is not None:
         loss = f"{run_facts['loss']:.4f}"
     started = run_facts["started"] or ""
@@ -165,6 +183,7 @@ def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
         step,
         loss,
         _evaluation(run_facts["evaluation"] or {}, run_facts["metric"]),
+        (run_facts["task"] or "").replace("_", " "),
         run_facts["model"] or "",
         run_facts["method"] or "",
         started[:16].replace("T", " "),
