@@ -82,3 +82,9 @@ def test_a_teacher_that_draws_is_dropped_by_name(tmp_path: Path) -> None:
     notes = {note.key: note for note in import_config(tmp_path / "a.sh").notes}
     assert notes["seq_kd"].kind == "dropped"
     assert notes["top_p"].kind == "dropped"
+
+
+def test_settings_of_a_model_that_sees_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(f"{SWIFT}--teacher_model a/big --freeze_vit false\n")
+    with pytest.raises(ConfigError, match=r"a\.sh:1: freeze_vit: .* a teacher reads texts alone"):
+        import_config(tmp_path / "a.sh")

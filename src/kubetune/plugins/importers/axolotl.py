@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.plugins.importers.axolotl_sources import take_data
+from kubetune.plugins.importers.by_teacher import OF_GKD
 from kubetune.plugins.importers.common.image_keys import say_it_sees
 from kubetune.plugins.importers.common.schedule_keys import schedule, warm_up
 from kubetune.plugins.importers.common.source_keys import share
@@ -19,7 +20,9 @@ from kubetune.plugins.importers.common.training_keys import (
     SHUFFLED,
     TRACKERS,
     TRAINING,
+    bfloat16,
     fsdp,
+    hub_model,
     method,
     other_optimizer,
     packing,
@@ -40,6 +43,7 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
+from kubetune.plugins.importers.preferences import SIMPO
 from kubetune.plugins.importers.readings import as_list
 from kubetune.plugins.importers.writing import inline
 
@@ -119,10 +123,16 @@ TOOL = Tool(
     marks="base_model sequence_len micro_batch_size datasets adapter val_set_size sample_packing num_epochs "
     "lora_target_linear dataset_prepared_path saves_per_epoch evals_per_epoch",
     first="adapter",
-    together=(take_data, warm_up("lr_scheduler", default=0.03)),
+    together=(take_data, warm_up("lr_scheduler", default=0.03, is_axolotl=True)),
     finish=_finish,
     merged="trl",
     defaults={"data.max_length": 512, "data.packing": False},
+    defaults_of={
+        "simpo": SIMPO,
+        "gkd": OF_GKD,
+        # On is TRL's default since 1.16, on which axolotl does not build yet.
+        "grpo": {"grpo.use_bias_correction_kl": False},
+    },
     tables=(TRAINING, OFFLOADING, FP8, Table(
         same={
             "model.path": "base_model",
@@ -146,6 +156,7 @@ TOOL = Tool(
         rows=[
             # The model and its numbers.
             *[switch(name, "model.dtype", name) for name in ("float32", "float16", "bfloat16")],
+            Row("bf16", "model.dtype", other=bfloat16),
             switch("local_files_only", "model.local_files_only"),
             method("adapter"),
             fsdp("fsdp fsdp_config fsdp_version dp_shard_size"),
@@ -177,6 +188,8 @@ TOOL = Tool(
             Row("lora_target_parameters", "lora.target_parameters", other=as_names),
             switch("peft_use_dora", "lora.use_dora"),
             switch("peft_use_rslora", "lora.use_rslora"),
+            # It uploads without push_to_hub.
+            Row("hub_model_id", "push.repo", other=hub_model),
             # Trackers, which axolotl switches on one by one.
             switch("use_tensorboard", "tracking.tensorboard"),
             *[switch(f"use_{name}", f"tracking.{name}", None) for name in TRACKERS],

@@ -25,15 +25,10 @@ from kubetune.plugins.importers.engine import (
     only_with,
     unneeded,
 )
-from kubetune.plugins.importers.reward_names import SETTINGS, rewards
+from kubetune.plugins.importers.reward_names import KEYS_OF_SWIFT, rewards
 
 _LOSSES: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 _NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"
-_DEFAULTS_OF_SWIFT: Final = {
-    "grpo.loss_type": "grpo",
-    "grpo.beta": 0.04,
-    "grpo.temperature": 0.9,
-}
 
 
 def finish(draft: Draft, key: str) -> None:
@@ -49,21 +44,14 @@ def finish(draft: Draft, key: str) -> None:
             f"the file, read as one of {draft.tool.name}, names no reward that is here; expected reward_funcs with a "
             "function as module.function, or a reward that is built in (docs/grpo.md); --from names another tool",
         )
-    is_swift = draft.tool.name == "ms-swift"
-    if is_swift:
-        for path, value in _DEFAULTS_OF_SWIFT.items():
-            draft.assume(path, value)
     if draft.ours("data.overlong") not in (None, "drop", "error"):
         draft.withdraw("data.overlong", "a prompt is asked whole; longer ones are left out")
     if draft.origin("data.max_length") is None:
         draft.withdraw("data.max_length", "")
     only_with(draft, "grpo", ONLY_WITH, draft.ours("grpo.loss_type", "dapo"))
-    # On is TRL's default since 1.16, which these tools do not build on yet.
     if not draft.ours("grpo.beta"):
         why = "says nothing without beta"
         draft.withdraw("grpo.use_bias_correction_kl", why, "unneeded")
-    elif is_swift or draft.tool.name == "axolotl":
-        draft.assume("grpo.use_bias_correction_kl", False)
     if not draft.has("training.global_batch_size"):
         _batches(draft)
     servers.finish(draft)
@@ -172,7 +160,7 @@ TABLE: Final = Table(
     unneeded={
         "vllm_group_port vllm_server_group_port": "servers load adapter files, and no weights are sent",
         "reward_weights": "each reward has its weight beside it",
-        " ".join(SETTINGS.values()): "a setting of the reward, in rewards",
+        KEYS_OF_SWIFT: "a setting of the reward, in rewards",
         "loss_scale assistant_only_loss completion_only_loss": "the answer that is drawn is what is trained",
         "log_completions num_completions_to_print log_unique_prompts wandb_log_unique_prompts log_entropy":
             "answers are kept in rollouts/, see `kubetune rollouts`",

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from kubetune.plugins.importers.common.training_keys import NO_EFFECT, numbers
 from kubetune.plugins.importers.engine import Draft, Row, Table, unneeded
 
-# Defaults of a kind that differ from ours.
-_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
-    "gkd": {"distill.lmbda": 0.5, "distill.beta": 0.5, "distill.temperature": 0.9},
-    "distillation": {},
-}
+# Defaults of GKD, in all tools.
+OF_GKD: Final = {"distill.lmbda": 0.5, "distill.beta": 0.5, "distill.temperature": 0.9}
 _DRAWN: Final = (
     "answers are drawn by the model's own probabilities, which are those that are compared"
 )
 _ALONE: Final = "a teacher is a model that each process holds"
 
 
-def finish(draft: Draft, key: str, kind: str) -> None:
+def finish(draft: Draft, key: str) -> None:
     """Fill in the tools' defaults, and take out what they assume of supervised fine-tuning alone.
 
     `key`: names the kind of learning.
@@ -30,10 +27,6 @@ def finish(draft: Draft, key: str, kind: str) -> None:
             key,
             "the file names no teacher that is a model; expected teacher_model_name_or_path or teacher_model",
         )
-    for path, value in _DEFAULTS[kind].items():
-        draft.assume(path, value)
-    if kind == "gkd" and draft.tool.name == "TRL":
-        draft.assume("distill.max_completion_length", 128)
     if draft.has("distill.top_k"):
         why = "ms-swift renormalises the teacher's likeliest tokens"
         draft.assume("distill.support", "teacher_k", why)

@@ -157,6 +157,17 @@ def _row_of_dropped(keys: str, reason: str | tuple[Any, ...]) -> Row:
 
 
 @dataclass(frozen=True)
+class Reward:
+    """A reward function of ours that a tool knows by a name."""
+
+    name: str  # ours
+    # Ours: the key that sets it, and its default, which is the longest answer if it is None.
+    settings: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    column: str = ""  # of the right answers
+    differs: str = ""  # what ours does otherwise
+
+
+@dataclass(frozen=True)
 class Tool:
     """Everything that the engine knows of a tool."""
 
@@ -167,7 +178,10 @@ class Tool:
     together: tuple[Step, ...] = ()  # read keys that no row can tell, before the tables
     finish: Step | None = None  # adds what follows from the settings, after the tables
     defaults: Mapping[str, Any] = field(default_factory=dict)  # by path, where ours are others
-    lora_defaults: Mapping[str, Any] = field(default_factory=dict)  # the same, for runs with LoRA
+    # The same for some runs, by what they do: `lora`, a kind of learning such as `grpo`, a loss such as `simpo`.
+    defaults_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kind_of_a_key: Mapping[str, str] = field(default_factory=dict)  # where no key names the kind
+    rewards: Mapping[str, Reward] = field(default_factory=dict)  # by the tool's names
     command: str = ""  # pattern of its command in a script, whose group is the subcommand
     has_sections: bool = False  # keys of nested sections are joined by dots
     merged: str = ""  # a section whose keys are as well at the top
@@ -192,6 +206,7 @@ class Draft:
     unknown: Mapping[str, str] = field(
         default_factory=dict
     )  # keys whose value only a shell knows: why
+    kind: str = ""  # of learning, such as `dpo`; empty for supervised fine-tuning
     place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
     settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
     comments: dict[str, str] = field(default_factory=dict)  # beside a setting
@@ -287,6 +302,11 @@ class Draft:
         text = (why or f"{self.tool.name}'s default") + _remark(path, value)
         self.notes.append(Note("assumed", path, shown, text))
 
+    def assume_defaults(self, name: str) -> None:
+        """Write down the tool's defaults of what some runs do, such as `lora`."""
+        for path, value in self.tool.defaults_of.get(name, {}).items():
+            self.assume(path, value)
+
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise ConfigError at a key's line: no run could mean what it says."""
         line = self.lines.get(key, 1)
@@ -377,11 +397,11 @@ def convert(draft: Draft, more: Iterable[Table]) -> None:
         tool.finish(draft)
 
     # The run must do what the tool would have done, so its defaults are written down where ours differ.
-    defaults = dict(tool.defaults)
-    if draft.has("lora"):
-        defaults |= tool.lora_defaults
-    for path, value in defaults.items():
+    draft.assume_defaults(draft.kind)
+    for path, value in tool.defaults.items():
         draft.assume(path, value)
+    if draft.has("lora"):
+        draft.assume_defaults("lora")
 
 
 def _remark(path: str, value: Any) -> str:

@@ -31,24 +31,7 @@ _NAMING: Final[dict[str, tuple[Any, ...]]] = {
     "task_type": ("causal_lm", "seq_cls"),
 }
 _COMMANDS: Final = ("sft", "pt", "train", "rlhf", *_TASKS)
-# A YAML file of TRL does not say which trainer it is for, but a key may.
-_KIND_OF_A_KEY: Final = {
-    "lmbda": "gkd",
-    "seq_kd": "gkd",
-    "teacher_model_name_or_path": "distillation",
-    "num_generations": "grpo",
-    "reward_funcs": "grpo",
-    "desirable_weight": "kto",
-    "center_rewards_coefficient": "reward",
-    "simpo_gamma": "cpo",
-    "cpo_alpha": "cpo",
-    "rpo_alpha": "dpo",
-    "precompute_ref_log_probs": "dpo",
-    "max_prompt_length": "dpo",
-    "beta": "dpo",
-}
 _OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
-_RATES_OF_TRL: Final = {"preference": 1e-6, "reward_model": 1e-4, "grpo": 1e-6, "distill": 1e-6}
 _DOES: Final = (
     "kubetune import converts supervised fine-tuning, preference tuning, reward models, learning by reward as GRPO does "
     "it and distillation"
@@ -71,6 +54,7 @@ def require_known_kind(draft: Draft, is_named: bool) -> None:
 def learn(draft: Draft) -> tuple[Table, ...]:
     """Take what says which kind of learning it is. Return the tables that count then."""
     key, kind = _kind(draft)
+    draft.kind = kind
     if not kind:
         return ()
     task = _TASKS[kind]
@@ -82,10 +66,6 @@ def learn(draft: Draft) -> tuple[Table, ...]:
             why += "; DPO, CPO or ORPO: the file leaves it open"
         draft.assume("task", task, why)
         draft.comments["task"] = why
-    if draft.tool.name == "TRL" and draft.get("learning_rate") is None:
-        # GKD's is that of supervised fine-tuning.
-        rate = 2e-5 if kind == "gkd" else _RATES_OF_TRL[task]
-        draft.assume("training.learning_rate", rate)
     if task == "distill":
         return (by_teacher.TABLE,)
     return by_reward.TABLES if task == "grpo" else preferences.tables(kind)
@@ -101,7 +81,7 @@ def finish(draft: Draft) -> None:
     elif task == "grpo":
         by_reward.finish(draft, key)
     elif task == "distill":
-        by_teacher.finish(draft, key, kind)
+        by_teacher.finish(draft, key)
 
 
 def _kind(draft: Draft) -> tuple[str, str]:
@@ -115,8 +95,8 @@ def _kind(draft: Draft) -> tuple[str, str]:
         return "swift rlhf", "dpo"
     if draft.command in _TASKS:
         return f"trl {draft.command}", str(draft.command)
-    if draft.tool.name == "TRL" and not draft.command:
-        for key, kind in _KIND_OF_A_KEY.items():
+    if not draft.command:
+        for key, kind in draft.tool.kind_of_a_key.items():
             if draft.get(key) is not None:
                 return key, kind
     return "", ""

@@ -220,7 +220,10 @@ TOOL = Tool(
         "training.learning_rate": 5e-5,
         "training.lr_scheduler_type": "linear",
     },
-    lora_defaults={"lora.r": 8, "lora.target_modules": "all-linear"},
+    defaults_of={
+        "lora": {"lora.r": 8, "lora.target_modules": "all-linear"},
+        "simpo": {"preference.beta": 0.1, "preference.gamma": 0.5, "preference.sft_weight": 0.0},
+    },
     tables=(TRAINING, LORA, FP8, FSDP, Table(
         same={
             "model.path": "model_name_or_path",

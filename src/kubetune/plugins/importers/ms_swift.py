@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kubetune.config.data_files import is_file_name
+from kubetune.plugins.importers.by_teacher import OF_GKD
 from kubetune.plugins.importers.common.image_keys import pixels, sees
 from kubetune.plugins.importers.common.schedule_keys import schedule, warm_up
 from kubetune.plugins.importers.common.source_keys import share, take_sources
@@ -41,6 +42,7 @@ from kubetune.plugins.importers.engine import (
     near,
     unneeded,
 )
+from kubetune.plugins.importers.reward_names import OF_SWIFT
 
 # Keys of `megatron sft`, which trains every parameter unless a file says otherwise.
 _MEGATRON = set(
@@ -189,11 +191,27 @@ TOOL = Tool(
         "training.logging_steps": 5,
         "training.gradient_checkpointing": True,
     },
-    lora_defaults={
-        "lora.r": 8,
-        "lora.alpha": 32,
-        "lora.dropout": 0.05,
-        "lora.target_modules": "all-linear",
+    rewards=OF_SWIFT,
+    defaults_of={
+        "lora": {
+            "lora.r": 8,
+            "lora.alpha": 32,
+            "lora.dropout": 0.05,
+            "lora.target_modules": "all-linear",
+        },
+        "simpo": {"preference.beta": 2.0, "preference.gamma": 1.0, "preference.sft_weight": 1.0},
+        "gkd": OF_GKD,
+        "grpo": {
+            "grpo.loss_type": "grpo",
+            "grpo.beta": 0.04,
+            "grpo.temperature": 0.9,
+            # On is TRL's default since 1.16, on which ms-swift does not build yet.
+            "grpo.use_bias_correction_kl": False,
+        },
+        "servers": {
+            "grpo.importance_sampling_correction": "none",
+            "grpo.importance_sampling_clip_max": 2.0,
+        },
     },
     tables=(TRAINING, LORA, PACKING, FSDP, Table(
         same={

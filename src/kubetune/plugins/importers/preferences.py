@@ -30,9 +30,8 @@ _LOSSES: Final[dict[str, dict[str, str]]] = {
     "cpo": {"sigmoid": "cpo", "simpo": "simpo"},
     "kto": {"kto": "kto"},
 }  # fmt: skip
-# Defaults of beta, gamma and sft_weight: those of TRL's CPO trainer are axolotl's too.
-_SIMPO: Final = {"LLaMA-Factory": (0.1, 0.5, 0.0), "ms-swift": (2.0, 1.0, 1.0)}
-_SIMPO_OF_TRL: Final = (0.1, 0.5, 1.0)
+# Defaults of TRL's CPO trainer, which is axolotl's too.
+SIMPO: Final = {"preference.beta": 0.1, "preference.gamma": 0.5, "preference.sft_weight": 1.0}
 _METRICS: Final = {
     "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "rewards/chosen": "reward_chosen",
     "rewards/rejected": "reward_rejected", "logps/chosen": "logp_chosen", "logps/rejected": "logp_rejected",
@@ -66,11 +65,7 @@ def finish(draft: Draft, kind: str) -> None:
     draft.settings.setdefault("preference.loss", kind)
     chosen = draft.settings["preference.loss"]
     only_with(draft, "preference", ONLY_WITH, chosen)
-    if chosen == "simpo":
-        beta, gamma, sft_weight = _SIMPO.get(draft.tool.name, _SIMPO_OF_TRL)
-        draft.assume("preference.beta", beta)
-        draft.assume("preference.gamma", gamma)
-        draft.assume("preference.sft_weight", sft_weight)
+    draft.assume_defaults(chosen)
 
 
 def _sft_term(value: Any, draft: Draft) -> Outcome:

@@ -7,57 +7,48 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.config.schema.grpo import GrpoConfig
-from kubetune.plugins.importers.engine import Draft, Outcome, carried, dropped, near
+from kubetune.plugins.importers.engine import Draft, Outcome, Reward, carried, dropped, near
 from kubetune.plugins.importers.readings import as_list
 
 _PUNISHMENT: Final = "get_soft_overlong_punishment"
-_COSINE: Final = "get_cosine_scaled_reward"
 _MODULE_OF_TRL: Final = "trl.rewards."
-# Rewards that TRL's command and ms-swift know by a name. A text says from which keys its settings are, or what they are
-# where these are left out.
-_KNOWN: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-    "TRL": {
-        "accuracy_reward": {"name": "accuracy_reward", "column": "solution"},
-        "reasoning_accuracy_reward": {"name": "reasoning_accuracy_reward", "column": "solution"},
-        "think_format_reward": {"name": "think_format_reward"},
-        _PUNISHMENT: {"name": _PUNISHMENT, "settings": {"max_completion_len": 1280, "soft_punish_cache": 256}},
-    },
-    "ms-swift": {
-        "accuracy": {"name": "accuracy_reward"},
-        "cosine": {
-            "name": _COSINE,
-            "settings": {
-                "max_len": None, "min_value_wrong": -0.5, "max_value_wrong": 0.0, "min_value_correct": 0.5,
-                "max_value_correct": 1.0,
-            },
-        },
-        "format": {"name": "format", "settings": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
-        "soft_overlong": {"name": _PUNISHMENT, "settings": {"max_completion_len": None, "soft_punish_cache": 0}},
-        "repetition": {"name": "repetition", "settings": {"ngram_size": 3, "max_penalty": -1.0}},
-    },
+OF_TRL: Final[Mapping[str, Reward]] = {
+    "accuracy_reward": Reward("accuracy_reward", column="solution"),
+    "reasoning_accuracy_reward": Reward("reasoning_accuracy_reward", column="solution"),
+    "think_format_reward": Reward("think_format_reward"),
+    _PUNISHMENT: Reward(_PUNISHMENT, {"max_completion_len": ("", 1280), "soft_punish_cache": ("", 256)}),
 }  # fmt: skip
-# Keys of ms-swift for settings of a reward.
-SETTINGS: Final = {
-    "max_completion_len": "soft_max_length",
-    "soft_punish_cache": "soft_cache_length",
-    "ngram_size": "repetition_n_grams",
-    "max_penalty": "repetition_max_penalty",
-    # It names values by the length that has them, TRL by which is the lower.
-    "max_len": "cosine_max_len",
-    "min_value_wrong": "cosine_min_len_value_wrong",
-    "max_value_wrong": "cosine_max_len_value_wrong",
-    "min_value_correct": "cosine_max_len_value_correct",
-    "max_value_correct": "cosine_min_len_value_correct",
-}
 _DIFFERS_IN_READING: Final = (
     "there <answer>…</answer> marks a formula too, here \\boxed{…} and The final answer is $…$ do"
 )
-# What a reward of ours does otherwise than that of ms-swift.
-_DIFFERS: Final = {
-    "accuracy": _DIFFERS_IN_READING,
-    "cosine": f"{_DIFFERS_IN_READING}; longer answers than max_len stay at its value here",
-    "repetition": "there words are counted, here tokens",
-}
+OF_SWIFT: Final[Mapping[str, Reward]] = {
+    "accuracy": Reward("accuracy_reward", differs=_DIFFERS_IN_READING),
+    "cosine": Reward(
+        "get_cosine_scaled_reward",
+        # It names values by the length that has them, TRL by which is the lower.
+        {
+            "max_len": ("cosine_max_len", None),
+            "min_value_wrong": ("cosine_min_len_value_wrong", -0.5),
+            "max_value_wrong": ("cosine_max_len_value_wrong", 0.0),
+            "min_value_correct": ("cosine_max_len_value_correct", 0.5),
+            "max_value_correct": ("cosine_min_len_value_correct", 1.0),
+        },
+        differs=f"{_DIFFERS_IN_READING}; longer answers than max_len stay at its value here",
+    ),
+    "format": Reward("format", {"pattern": ("", r"<think>.*?</think>\s*<answer>.*?</answer>")}),
+    "soft_overlong": Reward(
+        _PUNISHMENT,
+        {"max_completion_len": ("soft_max_length", None), "soft_punish_cache": ("soft_cache_length", 0)},
+    ),
+    "repetition": Reward(
+        "repetition",
+        {"ngram_size": ("repetition_n_grams", 3), "max_penalty": ("repetition_max_penalty", -1.0)},
+        differs="there words are counted, here tokens",
+    ),
+}  # fmt: skip
+KEYS_OF_SWIFT: Final = " ".join(
+    key for reward in OF_SWIFT.values() for key, _ in reward.settings.values()
+)
 
 
 def rewards(value: Any, draft: Draft) -> Outcome:
@@ -66,12 +57,19 @@ def rewards(value: Any, draft: Draft) -> Outcome:
     listed = []
     differences = []
     for number, name in enumerate(map(str, as_list(value))):
-        reward = _reward(draft, name)
-        if isinstance(reward, str):
-            draft.drop(f"reward_funcs: {name}", reward)
+        known = draft.tool.rewards.get(name)
+        if known is None and name.startswith(_MODULE_OF_TRL):
+            known = OF_TRL.get(name.rpartition(".")[2])
+        if known is not None:
+            reward = _built_in(draft, known)
+            if known.differs:
+                differences.append(f"{name}: {known.differs}")
+        elif "/" not in name and "." not in name:
+            why = "not built in here; write a function of yours: rewards: [{file: rewards.py, function: …}]"
+            draft.drop(f"reward_funcs: {name}", why)
             continue
-        if name in _DIFFERS and draft.tool.name == "ms-swift":
-            differences.append(f"{name}: {_DIFFERS[name]}")
+        else:
+            reward = _named(name)
         if number < len(weights) and weights[number] != 1:
             reward["weight"] = float(weights[number])
         listed.append(reward)
@@ -82,29 +80,29 @@ def rewards(value: Any, draft: Draft) -> Outcome:
     return carried(listed)
 
 
-def _reward(draft: Draft, name: str) -> dict[str, Any] | str:
-    """Return our reward for a name of theirs, or why there is none."""
-    known = _KNOWN.get(draft.tool.name, {}).get(name)
-    if known is None and name.startswith(_MODULE_OF_TRL):
-        known = _KNOWN["TRL"].get(name.rpartition(".")[2])
-    if known is None:
-        module, _, function = name.rpartition(".")
-        if "/" in name:
-            # TRL calls it by the last part of its name too.
-            title = re.sub(r"[^\w.-]", "-", name.rstrip("/").rpartition("/")[2])
-            return {"reward_model": name, "name": title}
-        if not module:
-            return "not built in here; write a function of yours: rewards: [{file: rewards.py, function: …}]"
-        return {"file": f"{module.replace('.', '/')}.py", "function": function}
+def _named(name: str) -> dict[str, Any]:
+    """Return a reward model for `owner/name`, or the user's function for `module.function`."""
+    if "/" in name:
+        # TRL calls it by the last part of its name too.
+        title = re.sub(r"[^\w.-]", "-", name.rstrip("/").rpartition("/")[2])
+        return {"reward_model": name, "name": title}
+    module, _, function = name.rpartition(".")
+    return {"file": f"{module.replace('.', '/')}.py", "function": function}
 
-    reward = dict(known)
-    if draft.tool.name == "ms-swift" and "settings" in known:
-        longest = draft.get("max_completion_length") or GrpoConfig().max_completion_length
-        settings = {}
-        for setting, default in known["settings"].items():
-            value = draft.get(SETTINGS.get(setting, setting))
-            if value is None:
-                value = longest if default is None else default
-            settings[setting] = value
+
+def _built_in(draft: Draft, known: Reward) -> dict[str, Any]:
+    """Return our reward with the settings that the file has for it."""
+    reward: dict[str, Any] = {"name": known.name}
+    if known.column:
+        reward["column"] = known.column
+    settings = {}
+    for setting, (key, default) in known.settings.items():
+        value = draft.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            value = draft.get("max_completion_length") or GrpoConfig().max_completion_length
+        settings[setting] = value
+    if settings:
         reward["settings"] = settings
     return reward

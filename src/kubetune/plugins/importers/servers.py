@@ -52,25 +52,21 @@ def _use(value: Any, draft: Draft) -> Outcome:
     return near(urls, _OTHER_PROGRAM)
 
 
-def _correction(value: Any, draft: Draft) -> Outcome:
+def _correction(value: Any, _: Draft) -> Outcome:
     """Take how answers of the servers are corrected; ms-swift's ratio of an answer is the geometric mean."""
-    if draft.tool.name == "ms-swift":
-        return carried(str(value).replace("sequence", "geometric"))
-    return carried(value)
+    return carried(str(value).replace("sequence", "geometric"))
 
 
 def finish(draft: Draft) -> None:
     """Write down the tool's default of the correction, where servers draw."""
     if not draft.has(URLS):
         return
-    # TRL's correction is on by default, and ms-swift's is off.
-    is_swift = draft.tool.name == "ms-swift"
-    draft.assume(_CORRECTION, "none" if is_swift else "sequence_mask")
+    draft.assume_defaults("servers")
+    # TRL's correction is on by default.
+    draft.assume(_CORRECTION, "sequence_mask")
     if draft.ours(_CORRECTION) == "none":
         draft.withdraw(_CLIP_MAX, "nothing is corrected", "unneeded")
         draft.withdraw(_CLIP_MIN, "nothing is corrected", "unneeded")
-    elif is_swift:
-        draft.assume(_CLIP_MAX, 2.0)
 
 
 TABLE: Final = Table(
@@ -83,7 +79,8 @@ TABLE: Final = Table(
         # ms-swift's servers then draw by the weights of one set of answers before.
         Row("async_generate", "grpo.servers.lag", {True: 1, False: OFF}),
         Row("vllm_importance_sampling_correction", _CORRECTION, {False: "none"}, unneeded("on, as in its mode")),
-        Row("vllm_importance_sampling_mode rollout_importance_sampling_mode", _CORRECTION, other=_correction),
+        Row("vllm_importance_sampling_mode", _CORRECTION),
+        Row("rollout_importance_sampling_mode", _CORRECTION, other=_correction),
     ],
     unneeded={
         "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port": "follows from use_vllm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kubetune.plugins.importers.by_teacher import OF_GKD
 from kubetune.plugins.importers.common.schedule_keys import warm_up
 from kubetune.plugins.importers.common.source_keys import read_source, share, take_sources, tidy
 from kubetune.plugins.importers.common.target_keys import PATH, assume_peft_default, modules
@@ -15,6 +16,7 @@ from kubetune.plugins.importers.common.training_keys import (
     PACKING,
     SHUFFLED,
     TRAINING,
+    bfloat16,
     bits,
     template_file,
 )
@@ -30,6 +32,8 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
+from kubetune.plugins.importers.preferences import SIMPO
+from kubetune.plugins.importers.reward_names import OF_TRL
 
 # Keys that describe one source together.
 _DATA_SET = ("dataset_config", "dataset_train_split", "dataset_text_field")
@@ -111,6 +115,8 @@ def _finish(draft: Draft) -> None:
         draft.assume("data.train_on", "assistant", why)
 
 
+# Kinds of learning whose trainers have a small learning rate.
+_SLOW = ("dpo", "kto", "orpo", "cpo", "grpo", "distillation")
 _OFF = unneeded("off; data.train_on says what is trained")
 # Keys of a data set in `datasets` or `dataset_mixture`.
 _ITEM = Table(same={"path": "id"}, rows=[Row("columns", other=_columns)])
@@ -136,7 +142,30 @@ TOOL = Tool(
         "training.save_steps": 500,
         "training.gradient_checkpointing": True,
     },
-    lora_defaults={"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05},
+    rewards=OF_TRL,
+    # A YAML file does not say which trainer it is for, but a key may.
+    kind_of_a_key={
+        "lmbda": "gkd",
+        "seq_kd": "gkd",
+        "teacher_model_name_or_path": "distillation",
+        "num_generations": "grpo",
+        "reward_funcs": "grpo",
+        "desirable_weight": "kto",
+        "center_rewards_coefficient": "reward",
+        "simpo_gamma": "cpo",
+        "cpo_alpha": "cpo",
+        "rpo_alpha": "dpo",
+        "precompute_ref_log_probs": "dpo",
+        "max_prompt_length": "dpo",
+        "beta": "dpo",
+    },
+    defaults_of={
+        "lora": {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05},
+        "reward": {"training.learning_rate": 1e-4},
+        **{kind: {"training.learning_rate": 1e-6} for kind in _SLOW},
+        "simpo": SIMPO,
+        "gkd": {**OF_GKD, "distill.max_completion_length": 128},
+    },
     tables=(TRAINING, LORA, PACKING, OFFLOADING, FSDP, Table(
         same={
             "model.path": "model_name_or_path",
@@ -156,6 +185,7 @@ TOOL = Tool(
             Row("lora_modules_to_save", "lora.modules_to_save", other=as_names),
             *bits("load_in_4bit", "bnb_4bit_quant_type", True),
             switch("load_in_8bit", "quantization", "8bit"),
+            Row("bf16", "model.dtype", other=bfloat16),
             Row("packing_strategy", "data.overlong",
                 {"bfd_split": "split", "bfd-requeue": "split", "bfd": unneeded("whole sequences are packed, as here")},
                 dropped("sequences are packed whole, and never cut"), beside="packing"),

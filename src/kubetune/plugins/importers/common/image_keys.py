@@ -26,6 +26,12 @@ _SEEING = re.compile(
     r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v",
     re.I,
 )
+# Tasks without images.
+_OF_TEXTS = {
+    "reward_model": "a reward model scores",
+    "grpo": "GRPO asks about",
+    "distill": "a teacher reads",
+}
 # As Qwen-VL counts.
 _PIXELS_OF_A_TOKEN = 28 * 28
 
@@ -50,10 +56,8 @@ def say_it_sees(draft: Draft, key: str) -> None:
     """Take from a key that the model sees: images in pairs of answers, or a task of their own."""
     task = draft.ours("task")
     why = f"{key} is a setting of models that see"
-    if task == "reward_model":
-        draft.refuse(key, "is a setting of models that see, and a reward model scores texts alone")
-    if task == "grpo":
-        draft.refuse(key, "is a setting of models that see, and GRPO asks about texts alone")
+    if task in _OF_TEXTS:
+        draft.refuse(key, f"is a setting of models that see, and {_OF_TEXTS[task]} texts alone")
     if task == "preference":
         draft.assume("preference.images", True, why)
     elif task != "vision_language":

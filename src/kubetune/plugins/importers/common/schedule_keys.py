@@ -44,8 +44,11 @@ def warm_up(
     steps: str = "warmup_steps",
     ratio: str = "warmup_ratio",
     default: float = 0.0,
+    is_axolotl: bool = False,
 ) -> Step:
     """Return the step that takes the warm-up, of which a file may name the steps and their share.
+
+    `is_axolotl`: as axolotl counts it, which takes 0 steps for none, 1 for two, and rounds a share down.
 
     warmup_steps: 0    warmup_ratio: 0.1    a share of 0.1; no warm-up in axolotl, where 0 steps count
     warmup_steps: 5    warmup_ratio: 0.1    5 steps, near, since tools and their versions differ
@@ -59,12 +62,17 @@ def warm_up(
         elif draft.get(schedule) == "constant":
             draft.ignore(f"{schedule}: constant does not warm up, there as here", steps, ratio)
             draft.assume(_RATIO, 0.0, "a constant schedule does not warm up there")
-        elif number or (number == 0 and (draft.tool.name == "axolotl" or not share)):
-            draft.write(steps, _of_steps(number, draft, ratio if share else ""))
+        elif number or (number == 0 and (is_axolotl or not share)):
+            if number == 1 and is_axolotl:
+                number = 2
+            draft.write(steps, _of_steps(number, ratio if share else ""))
             if share is not None:
                 draft.drop(ratio, f"{steps} is set too")
         elif share is not None:
-            draft.write(ratio, _of_share(share, draft))
+            outcome = carried(share, f"{_RATIO}: {share:g}; {_LATER}", _RATIO)
+            if is_axolotl and draft.get("max_steps"):
+                outcome = near(share, "rounded up to a step, there down", _RATIO)
+            draft.write(ratio, outcome)
             draft.ignore(f"0 says nothing beside {ratio}, there as here", steps)
         else:
             draft.assume(_RATIO, default)
@@ -81,26 +89,17 @@ def _leave_open(draft: Draft, steps: str, ratio: str) -> None:
             draft.drop(key, f"depends on {other}, whose value only a running shell knows")
 
 
-def _of_steps(number: float, draft: Draft, ratio: str) -> Outcome:
+def _of_steps(number: float, ratio: str) -> Outcome:
     """Take the steps of a warm-up. `ratio`: the key of their share, where that is above 0."""
-    # transformers reads a number below 1 as a share, and axolotl takes two steps for one.
+    # transformers reads a number below 1 as a share.
     path = "training.warmup_steps"
     if 0 < number < 1:
         path = _RATIO
-    elif number == 1 and draft.tool.name == "axolotl":
-        number = 2
     else:
         number = int(number)
     if number and ratio:
         return near(number, f"{ratio} is set too, and other versions take that", path)
     return carried(number, f"{path}: {number:g}; {_LATER}", path)
-
-
-def _of_share(share: float, draft: Draft) -> Outcome:
-    """Take the share of the steps that warm up."""
-    if draft.tool.name == "axolotl" and draft.get("max_steps"):
-        return near(share, "rounded up to a step, there down", _RATIO)
-    return carried(share, f"{_RATIO}: {share:g}; {_LATER}", _RATIO)
 
 
 def _positive(draft: Draft, key: str) -> float | None:

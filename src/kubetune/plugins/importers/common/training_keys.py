@@ -133,10 +133,8 @@ def other_optimizer(value: Any, draft: Draft) -> Outcome:
     return near("adamw", f"{value} is not there; choose the learning rate anew for AdamW")
 
 
-def hub_model(value: Any, draft: Draft) -> Outcome:
-    """Carry where the result is uploaded, if it is."""
-    if draft.tool.name != "axolotl" and not draft.get("push_to_hub"):
-        return unneeded("push_to_hub is off")
+def hub_model(value: Any, _: Draft) -> Outcome:
+    """Carry where the result is uploaded."""
     if re.fullmatch(REPOSITORY, str(value)):
         return carried(value)
     return dropped(f"push.repo wants ORG/NAME, found {value}")
@@ -177,12 +175,10 @@ def trackers(value: Any, draft: Draft) -> Outcome:
 
 def bfloat16(value: Any, draft: Draft) -> Outcome:
     """Take bfloat16. Switched off, with no other kind named, it means float32 to axolotl and TRL."""
-    if value:
-        return carried("auto" if value == "auto" else "bfloat16")
     kinds = ("fp16", "float16", "bfloat16", "dtype", "torch_dtype", "load_in_8bit")
-    if draft.tool.name in ("axolotl", "TRL") and not any(draft.get(kind) for kind in kinds):
+    if not value and not any(draft.get(kind) for kind in kinds):
         return carried("float32")
-    return unneeded("off; another setting says the kind of numbers, or the model does")
+    return _BF16.outcome(value, draft)
 
 
 def remote_code(_: Any, draft: Draft) -> Outcome:
@@ -226,6 +222,16 @@ def loss(keys: str, path: str, known: Mapping[str, str]) -> Row:
     return Row(keys, path, other=rule)
 
 
+_BF16 = Row(
+    "bf16",
+    "model.dtype",
+    {
+        True: "bfloat16",
+        "auto": "auto",
+        False: unneeded("off; another setting says the kind of numbers, or the model does"),
+    },
+    carried("bfloat16"),
+)
 # Keys of TrainingArguments, under their own names, and what scripts and configs of all tools say of trackers.
 TRAINING = Table(
     same={
@@ -263,7 +269,7 @@ TRAINING = Table(
         strategy("eval_strategy evaluation_strategy", "training.eval_steps", "what data.eval holds out is evaluated"),
         Row("optim", "training.optim", OPTIMIZERS, other_optimizer),
         schedule("lr_scheduler_type"),
-        Row("bf16", "model.dtype", other=bfloat16),
+        _BF16,
         switch("fp16", "model.dtype", "float16"),
         # Names and trackers.
         Row("run_name wandb_name WANDB_NAME wandb_exp_name mlflow_run_name trackio_run_name", "name", other=run_name),
@@ -284,7 +290,7 @@ TRAINING = Table(
             values=dict.fromkeys((True, False), unneeded("a run goes on from its newest good checkpoint by itself")),
             other=dropped("a run goes on from its own newest checkpoint; merge another's result into the model first")),
         Row("push_to_hub", values={False: OFF}, other=push),
-        Row("hub_model_id", "push.repo", other=hub_model),
+        Row("hub_model_id", "push.repo", other=hub_model, beside="push_to_hub"),
     ],
     dropped={
         "hub_strategy": ("the best is uploaded once, after a good end", "end"),
