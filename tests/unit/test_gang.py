@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -409,6 +410,36 @@ def test_a_request_to_stop_ends_the_waiting(nodes: Callable[[int], Nodes]) -> No
     run.is_stopping.set()
     with pytest.raises(gang.Stopping):
         waiting.result(SECONDS)
+
+
+def test_a_name_server_that_does_not_answer_holds_nobody(
+    nodes: Callable[[int], Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's resolver asks each of its servers for each of its domains, which takes up to a minute."""
+    answers = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def wait_and_look_up(*words: Any, **options: Any) -> list[Any]:
+        answers.wait(SECONDS)
+        return look_up(*words, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", wait_and_look_up)
+    run = nodes(2)
+    waiting = run.meet(run.link(1))
+    centre = run.meet(run.link(0))
+    # Node 0 waits for node 1, which says why it does not come.
+    words = "node 1 has waited for a name server to say where node 0 is (127.0.0.1) for"
+    wait_until(lambda: words in (waits.read(run.run_dir) or ""))
+    answers.set()
+    assert waiting.result(SECONDS) == centre.result(SECONDS)
+
+    answers.clear()
+    waiting = run.meet(run.link(1))
+    wait_until(lambda: words in (waits.read(run.run_dir) or ""))
+    run.is_stopping.set()
+    with pytest.raises(gang.Stopping):
+        waiting.result(SECONDS / 2)
+    answers.set()
 
 
 def test_all_who_came_end_with_the_name_of_who_did_not(nodes: Callable[[int], Nodes]) -> None:

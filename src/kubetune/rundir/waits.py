@@ -43,14 +43,25 @@ def noted(run_dir: Path, node: int) -> Iterator[Callable[[str], None]]:
 
 
 def read(run_dir: Path) -> str | None:
-    """Return in words which node waits for which, None where none does: "node 1 has waited for node 0 for 40 s"."""
+    """Return in words which node waits for what, None where none does: "node 1 has waited for node 0 for 40 s".
+
+    A node that waits for something else than a node is nearer to the cause:
+
+        node 0 waits for node 1    node 1 waits for a name server    the answer is of node 1
+    """
+    waiting = []
     for path in sorted((run_dir / "logs").glob("node-*.waits.json")):
         facts = _note(path)
         if facts is not None:
-            # By the clock of that node only: others may differ from it.
-            seconds = facts["time"] - facts["since"]
-            return f"node {facts['node']} has waited for {facts['waits_for']} for {seconds:.0f} s"
-    return None
+            waiting.append(facts)
+    # The sort keeps the order of nodes where both are alike.
+    waiting.sort(key=lambda facts: str(facts["waits_for"]).startswith("node "))
+    if not waiting:
+        return None
+    nearest = waiting[0]
+    # By the clock of that node only: others may differ from it.
+    seconds = nearest["time"] - nearest["since"]
+    return f"node {nearest['node']} has waited for {nearest['waits_for']} for {seconds:.0f} s"
 
 
 def doing(run_dir: Path, node: int) -> str | None:

@@ -215,6 +215,38 @@ class Waiting:
             self._next = time.monotonic() + _DIRECTORY_SECONDS
 
 
+class _Lookup:
+    """Looks the address of a host up, beside what waits for it.
+
+    While no name server answers, the system's resolver takes up to a minute, in which this process would hear no request
+    to stop.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._addresses: list[Any] = []
+        self._error: Exception | None = None
+        # A daemon: nobody waits for it at the end.
+        self._thread = threading.Thread(target=self._look_up, name="look up", daemon=True)
+        self._thread.start()
+
+    def _look_up(self) -> None:
+        try:
+            self._addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            self._error = error
+
+    def result(self, seconds: float) -> list[Any] | None:
+        """Return the addresses, None if there is no answer within `seconds`. Raise OSError or UnicodeError."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._addresses
+
+
 class Link(Protocol):
     """This node's side of the gang."""
 
@@ -430,6 +462,7 @@ class Spoke:
         self._place = place
         self._run_dir = run_dir
         self._connection: Connection | None = None
+        self._lookup: _Lookup | None = None  # that goes on
         self._reason = ""  # why node 0 was not reached, for messages
         self._waits_for = ""  # whom node 0 waits for, as it says
         self._loss: Loss | None = None
@@ -444,7 +477,7 @@ class Spoke:
             fault_injection.reach("node.waits")
             while True:
                 waiting.look()
-                note(self._waits_for or "node 0")
+                note(self._waits_for or self._waits_without_word())
                 seconds = waiting.seconds
                 if self._waits_for:
                     seconds += (
@@ -456,6 +489,12 @@ class Spoke:
                 if start is not None:
                     fault_injection.reach("node.met")
                     return start
+
+    def _waits_without_word(self) -> str:
+        """Return what this node waits for while node 0 has not said whom it waits for."""
+        if self._lookup is None:
+            return "node 0"
+        return f"a name server to say where node 0 is ({self._place.master_addr})"
 
     def _not_met(self, seconds: float) -> str:
         here = f"node {self._place.node} on {socket.gethostname()}"
@@ -524,14 +563,14 @@ class Spoke:
     def _connect(self) -> None:
         place = self._place
         try:
-            # The name may lead elsewhere by now, so it is looked up each time.
-            address = (place.master_addr, place.master_port)
-            link = socket.create_connection(address, _CONNECT_SECONDS)
+            link = self._reach_node_0()
         except OSError as error:
             self._retry_later(error.strerror or str(error))
             return
         except UnicodeError as error:
             raise errors.ConfigError(f"MASTER_ADDR is {place.master_addr!r}: {error}") from error
+        if link is None:
+            return
         if link.getsockname() == link.getpeername():
             # Nobody listens: the kernel gave this socket the port that it connects to.
             link.close()
@@ -548,6 +587,30 @@ class Spoke:
             host=socket.gethostname(),
         )
         self._reason = "something there takes connections and does not answer; it is stopped, or another program"
+
+    def _reach_node_0(self) -> socket.socket | None:
+        """Return a socket that is connected to node 0, None while its name is being looked up. Raise OSError."""
+        place = self._place
+        # The name may lead elsewhere by now, so it is looked up each time.
+        if self._lookup is None:
+            self._lookup = _Lookup(place.master_addr, place.master_port)
+        lookup = self._lookup
+        try:
+            addresses = lookup.result(_LOOK_SECONDS)
+        except (OSError, UnicodeError):
+            self._lookup = None
+            raise
+        if addresses is None:
+            self._reason = f"no name server has answered where {place.master_addr} is"
+            return None
+        self._lookup = None
+        problem = OSError(f"{place.master_addr} has no address")
+        for *_, address in addresses:
+            try:
+                return socket.create_connection(address[:2], _CONNECT_SECONDS)
+            except OSError as error:
+                problem = error
+        raise problem
 
     def _received(self, seconds: float) -> list[dict[str, Any]]:
         assert self._connection is not None
