@@ -8,10 +8,15 @@ import subprocess
 
 import pytest
 
+from kubetune.k8s.api.client import Cluster as Client
+from kubetune.k8s.cluster import stopping
+from kubetune.k8s.cluster.stopping import stop
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
 from tests.cluster.operation import Desk
 
+TRAINERS = "app.kubernetes.io/component=trainer"
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 LEFT = json.dumps(
     {
@@ -121,6 +126,22 @@ def test_a_stopped_run_tells_how_far_it_was(desk: Desk) -> None:
     desk.quick("resume", "fit")
     noted = desk.cluster.get("ConfigMap", "fit")["metadata"].get("annotations") or {}
     assert "kubetune/progress" not in noted
+
+
+def test_stop_hears_pods_that_are_gone_before_its_next_request(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_late(cluster: Client, spec: RunSpec) -> None:
+        """Return as a slow connection does: once the pods have saved and their logs are gone."""
+        stop(cluster, spec)
+        desk.cluster.wait_pods(TRAINERS, 0)
+
+    monkeypatch.setattr(stopping, "stop", stop_late)
+    save = "trap 'echo saved step 7; exit 143' TERM"
+    desk.submit_script(f"{save}; echo up; while :; do sleep 0.02; done")
+    desk.cluster.wait_ready("fit", pods=2)
+    lines = desk.quick("stop", "fit").stdout.splitlines()
+    assert lines[:2] == ["node 0: saved step 7", "node 1: saved step 7"]
 
 
 def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:

@@ -51,20 +51,26 @@ def run(args: argparse.Namespace) -> int:
     progress = read_progress(cluster, spec, trainers)
     # A Job keeps pods of earlier starts, whose words are not of this end.
     earlier = {pod["metadata"]["uid"] for pod in trainers if has_ended(pod)}
-    stop(cluster, spec)
-    if progress:
-        note_progress(cluster, spec, progress)
     if args.no_wait:
+        stop(cluster, spec)
+        if progress:
+            note_progress(cluster, spec, progress)
         print(f"kubetune: {spec.name} was asked to save and stop")
         return OK
-    with message_on_interrupt(
-        f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
-    ):
-        follower = LogFollower(
-            cluster, spec, remember, wanted=lambda pod: pod["metadata"]["uid"] not in earlier
-        )
-        follower.follow()
-        wait_gone(cluster, spec)
+
+    follower = LogFollower(
+        cluster, spec, remember, wanted=lambda pod: pod["metadata"]["uid"] not in earlier
+    )
+    # Pods may save and be gone before the next request, and their logs with them.
+    with follower.opened():
+        stop(cluster, spec)
+        with message_on_interrupt(
+            f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
+        ):
+            if progress:
+                note_progress(cluster, spec, progress)
+            follower.read_to_end()
+            wait_gone(cluster, spec)
     # The pods may have written newer progress when they ended.
     newest = left_progress(follower.pods_seen())
     if newest:

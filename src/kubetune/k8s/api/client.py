@@ -6,7 +6,7 @@ lightkube speaks exec's protocol. Its typed models are not used, because they dr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, Protocol
 
 import httpx2
@@ -60,13 +60,14 @@ class Cluster(NamespaceObjects):
         tail: int | None = None,
         follow: bool = False,
         previous: bool = False,
+        on_open: Callable[[], None] = lambda: None,
     ) -> Iterator[str]:
         """Yield the log of a container, each line after its time.
 
         A last line without a newline may be cut off: where a kubelet stops, the API server ends its answer within a
         line, as if that were all. `since` is a time of whole seconds, `tail` a number of lines, and `previous` asks for
-        the container's last start. Of a very long line the first part is yielded, and the user told. Raise Unreachable
-        when the connection breaks off, or the node is away.
+        the container's last start. `on_open` is called once the server begins to answer. Of a very long line the first
+        part is yielded, and the user told. Raise Unreachable when the connection breaks off, or the node is away.
         """
         params = {"container": container, "timestamps": "true"}
         if since is not None:
@@ -86,6 +87,7 @@ class Cluster(NamespaceObjects):
 
         question = self._question("get", "Pod", pod, "log")
         with self._connection.stream(question, params) as response:
+            on_open()
             chunks = cut_lines(response.iter_bytes(), _MOST_BYTES_OF_A_LOG_LINE, tell_of_cut)
             for line in lines_of(chunks):
                 text = line.decode(errors="replace")

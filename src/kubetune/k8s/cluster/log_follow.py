@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,6 +45,8 @@ _SILENT_SECONDS = 1.0
 _PATIENCE_SECONDS = 60.0
 # How long a log may break off before a message says so.
 _PATIENT_SECONDS = 10.0
+# How long is waited until the logs of containers that run are open.
+_OPEN_SECONDS = 15.0
 # How long a run is followed whose state nobody reports.
 _ABSENCE_SECONDS = 600.0
 _FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
@@ -213,8 +215,11 @@ class LogFollower:
         # All pods of the run; those of other components are left out one by one.
         self._labels = spec.every_pod()
         self._pods: Informer | None = None
+        self._warnings: Informer | None = None
+        self._woken = threading.Event()  # something has changed
         self._pods_seen: dict[str, Object] = {}  # by uid
         self._threads: dict[Source, threading.Thread] = {}
+        self._open: dict[Source, threading.Event] = {}  # set once a log was asked for
         self._errors: list[Exception] = []
         self._lock = threading.Lock()  # for one line at a time
         self.stopped = threading.Event()
@@ -232,27 +237,42 @@ class LogFollower:
 
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
-        woken = threading.Event()
+        with self.opened():
+            self.read_to_end()
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Read all logs while the block runs, which begins once those of running containers are open.
+
+        What pods print from then on is heard, however soon they are gone. For who makes them end.
+        """
         # Readers ask for pods from the first change on, which comes as the informer begins.
         self._pods = Informer(
-            self.cluster, "Pod", self._labels, on_change=self._begin, changed=woken
+            self.cluster, "Pod", self._labels, on_change=self._begin, changed=self._woken
         )
-        warnings = None
         with ExitStack() as informers:
             informers.enter_context(self._pods)
             if self._look_around is not None:
-                warnings = Informer(self.cluster, "Event", fields={"type": "Warning"})
-                informers.enter_context(warnings)
+                self._warnings = Informer(self.cluster, "Event", fields={"type": "Warning"})
+                informers.enter_context(self._warnings)
             try:
-                self._wait_for_end(self._pods, warnings, woken)
-                self.over_since = time.monotonic()
-                if SAMPLER in self._components:
-                    # Servers may wait for another start of the run, and so outlive it.
-                    self._stays = True
-                    self._last_line = time.monotonic()
-                self._read_out()
+                deadline = time.monotonic() + _OPEN_SECONDS
+                for is_open in list(self._open.values()):
+                    is_open.wait(max(0.0, deadline - time.monotonic()))
+                yield
             finally:
                 self.stopped.set()
+
+    def read_to_end(self) -> None:
+        """Wait until the run has ended, was stopped or deleted, and all logs are read. For `opened`."""
+        assert self._pods is not None
+        self._wait_for_end(self._pods, self._warnings, self._woken)
+        self.over_since = time.monotonic()
+        if SAMPLER in self._components:
+            # Servers may wait for another start of the run, and so outlive it.
+            self._stays = True
+            self._last_line = time.monotonic()
+        self._read_out()
 
     def pods_seen(self) -> list[Object]:
         """Return the pods that were followed, each as it was last, though it may be gone."""
@@ -320,6 +340,7 @@ class LogFollower:
             return
         for source in sources_of(pod):
             if source not in self._threads:
+                self._open[source] = threading.Event()
                 # Daemons: a log that gives nothing more must not hold up the end of the program.
                 self._threads[source] = threading.Thread(
                     target=self._read_log, args=(source,), kwargs={"follow": True}, daemon=True
@@ -367,7 +388,8 @@ class LogFollower:
             copy = None
             if self._keep is not None:
                 copy = LogCopy(self._keep / source.file_name)
-            LogReader(self, source, copy, follow=follow).read()
+            is_open = self._open.setdefault(source, threading.Event())
+            LogReader(self, source, copy, follow=follow, is_open=is_open).read()
         # An OSError: nobody reads any more what is emitted.
         except (KubetuneError, OSError) as error:
             self._errors.append(error)
@@ -414,12 +436,19 @@ class LogReader:
     """
 
     def __init__(
-        self, follower: LogFollower, source: Source, copy: LogCopy | None, *, follow: bool
+        self,
+        follower: LogFollower,
+        source: Source,
+        copy: LogCopy | None,
+        *,
+        follow: bool,
+        is_open: threading.Event,
     ) -> None:
         self._follower = follower
         self._source = source
         self._copy = copy
         self._follow = follow
+        self._is_open = is_open  # set once the server has given the log, or an error
         self._position = Position()
         self._previous = False  # the container was restarted, so its log is the previous one
         self._torn = ""  # the line without an end in which the last pass that was answered stopped
@@ -460,6 +489,8 @@ class LogReader:
                 raise
             if self._previous or (error.code == 404 and not self._follow):
                 return False
+        finally:
+            self._is_open.set()
         if not self._follow or (self._previous and is_whole):
             return False
         if self._follower.stopped.wait(_PAUSE_SECONDS):
@@ -490,6 +521,7 @@ class LogReader:
             since=self._position.since,
             follow=self._follow and not self._previous,
             previous=self._previous,
+            on_open=self._is_open.set,
         )
         for line in lines:
             if not line.endswith("\n"):
