@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from contextlib import ExitStack
 
 import pytest
 
@@ -142,6 +143,36 @@ def test_stop_hears_pods_that_are_gone_before_its_next_request(
     desk.cluster.wait_ready("fit", pods=2)
     lines = desk.quick("stop", "fit").stdout.splitlines()
     assert lines[:2] == ["node 0: saved step 7", "node 1: saved step 7"]
+
+
+def test_who_stops_a_run_hears_what_becomes_of_it_when_the_server_goes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubetune.k8s.api.connection.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("kubetune.k8s.cluster.log_follow._ABSENCE_SECONDS", 0.5)
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    with ExitStack() as away:
+
+        def stop_before_the_outage(cluster: Client, spec: RunSpec) -> None:
+            stop(cluster, spec)
+            away.enter_context(desk.cluster.outage())
+
+        def stop_in_the_outage(cluster: Client, spec: RunSpec) -> None:
+            away.enter_context(desk.cluster.outage())
+            stop(cluster, spec)
+
+        monkeypatch.setattr(stopping, "stop", stop_in_the_outage)
+        stderr = desk.quick("stop", "fit", code=3).stderr
+        assert "fit may not have been asked to stop; repeat the command" in stderr
+        assert "does not answer" in stderr
+        away.close()
+        monkeypatch.setattr(stopping, "stop", stop_before_the_outage)
+        stderr = desk.quick("stop", "fit", code=3).stderr
+        assert "fit saves and stops all the same; see kubetune status fit" in stderr
+        assert "does not answer" in stderr
+    desk.cluster.wait_pods(TRAINERS, 0)
+    assert ", stopped" in desk.quick("status", "fit").stdout
 
 
 def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from kubetune.cli.remote.run_on_cluster import (
     find,
     is_file,
     local_folder,
-    message_on_interrupt,
+    message_on_leaving,
 )
 from kubetune.errors import OK, ConfigError
 from kubetune.library.cluster_connection import open_cluster
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     # `checkpoints/` means the folder, as for a shell.
     globs = [glob.rstrip("/") for glob in args.globs]
     leaving = f"what is in {to} stays, and the same command continues from there"
-    with message_on_interrupt(leaving), VolumeReader(cluster, spec) as volume:
+    with message_on_leaving(leaving), VolumeReader(cluster, spec) as volume:
         done = download(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
     # Nothing matched, which is not the same as all of it being here already.
     if not done.files + done.unchanged:

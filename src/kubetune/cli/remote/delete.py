@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from kubetune.base.humanize import shell_word
-from kubetune.cli.remote.run_on_cluster import add_run, asker, find, is_file, message_on_interrupt
+from kubetune.cli.remote.run_on_cluster import add_run, asker, find, is_file, message_on_leaving
 from kubetune.errors import OK, ConfigError
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not asker(args)(f"Delete {spec.name}"):
         raise ConfigError("nothing was deleted")
-    with message_on_interrupt("some of it may still exist; repeat the command to delete the rest"):
+    with message_on_leaving("some of it may still exist; repeat the command to delete the rest"):
         delete(cluster, spec, objects)
 
     # Without the run, its file still says where the results are; its name alone does not.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.cli.remote.exec import Marked
-from kubetune.cli.remote.run_on_cluster import asker, message_on_interrupt, prefix
+from kubetune.cli.remote.run_on_cluster import asker, message_on_leaving, prefix
 from kubetune.errors import OK, USER, ConfigError
 from kubetune.library.cluster_connection import open_cluster
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
@@ -108,7 +108,7 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
     sinks = {}
     for target in targets:
         sinks[target] = Marked(sys.stdout.buffer, prefix(target.node, spec.nodes))
-    with message_on_interrupt("training goes on; kubetune dev stop ends it with a checkpoint"):
+    with message_on_leaving("training goes on; kubetune dev stop ends it with a checkpoint"):
         codes = follow_training(cluster, targets, sinks.__getitem__)
     for sink in sinks.values():
         sink.end()

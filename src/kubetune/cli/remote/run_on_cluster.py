@@ -130,8 +130,11 @@ def asker(args: argparse.Namespace) -> Callable[[str], bool]:
 
 
 @contextmanager
-def message_on_interrupt(text: str) -> Iterator[None]:
-    """Print `text` on Ctrl-C: what becomes of the work of the cluster, which continues without this command."""
+def message_on_leaving(text: str) -> Iterator[None]:
+    """Print `text` on Ctrl-C, or when the API server stays away.
+
+    It says what becomes of the work of the cluster, which continues without this command.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -141,6 +144,17 @@ def message_on_interrupt(text: str) -> Iterator[None]:
             line_end = "\n"
         print(f"{line_end}kubetune: {text}", file=sys.stderr, flush=True)
         raise
+    except EnvironmentFault as error:
+        if _is_away(error):
+            print(f"kubetune: {text}", file=sys.stderr, flush=True)
+        raise
+
+
+def _is_away(error: EnvironmentFault) -> bool:
+    """True if an error says that nobody answers, or that who answers cannot do so now."""
+    from kubetune.k8s.api.api_errors import may_pass
+
+    return may_pass(error)
 
 
 def prefix(node: int, nodes: int, more: str = "", *, group: str = "node") -> str:

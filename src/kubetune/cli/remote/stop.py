@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import shell_word, visible
-from kubetune.cli.remote.run_on_cluster import add_run, find, message_on_interrupt
+from kubetune.cli.remote.run_on_cluster import add_run, find, message_on_leaving
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
@@ -51,8 +51,10 @@ def run(args: argparse.Namespace) -> int:
     progress = read_progress(cluster, spec, trainers)
     # A Job keeps pods of earlier starts, whose words are not of this end.
     earlier = {pod["metadata"]["uid"] for pod in trainers if has_ended(pod)}
+    uncertain = f"{spec.name} may not have been asked to stop; repeat the command"
     if args.no_wait:
-        stop(cluster, spec)
+        with message_on_leaving(uncertain):
+            stop(cluster, spec)
         if progress:
             note_progress(cluster, spec, progress)
         print(f"kubetune: {spec.name} was asked to save and stop")
@@ -63,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     )
     # Pods may save and be gone before the next request, and their logs with them.
     with follower.opened():
-        stop(cluster, spec)
-        with message_on_interrupt(
+        with message_on_leaving(uncertain):
+            stop(cluster, spec)
+        with message_on_leaving(
             f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
         ):
             if progress:
@@ -107,7 +110,7 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     if not wait:
         print(visible(f"kubetune: {run_dir} was asked to save and stop"))
         return OK
-    with message_on_interrupt(
+    with message_on_leaving(
         f"{run_dir} saves and stops all the same; see kubetune watch {shell_word(run_dir)}"
     ):
         psutil.wait_procs(processes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.cli.remote.render import SMOKE_HELP, rendered
-from kubetune.cli.remote.run_on_cluster import asker, local_folder, message_on_interrupt
+from kubetune.cli.remote.run_on_cluster import asker, local_folder, message_on_leaving
 from kubetune.k8s.manifests import KINDS, dump
 from kubetune.k8s.manifests.run_spec import plan_without_data
 from kubetune.k8s.manifests.smoke_manifests import testing
@@ -157,7 +157,7 @@ def _waiter_for_preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[R
         if show_logs:
             emit = printer(spec)
         fate = f"Job {name} goes on, but trains nothing after it; submit again for that"
-        with message_on_interrupt(fate):
+        with message_on_leaving(fate):
             wait_for_job(cluster, spec, emit, teller(cluster, spec))
 
     return wait
@@ -174,7 +174,7 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     emit: Callable[[Source, str], None] = _silent
     if show_logs:
         emit = printer(spec)
-    with message_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
+    with message_on_leaving(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
         follower = LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec))
         follow_to_end(cluster, follower)
 
