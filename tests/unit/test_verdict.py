@@ -69,6 +69,7 @@ TALKS = rows(
         for n in range(40)
     )
 )
+LABELLED = rows(*({"text": f"Say {n}", "label": ("odd", "even")[n % 2]} for n in range(40)))
 EQUAL = rows(*({"prompt": f"{n}?", "chosen": "same", "rejected": "same"} for n in range(40)))
 PICTURED = rows(*({"image": "a.png", "prompt": f"{n}?", "completion": "red"} for n in range(4)))
 
@@ -130,6 +131,13 @@ def without_template(folder: Path) -> None:
     target = copy_model(folder)
     (target / "chat_template.jinja").unlink(missing_ok=True)
     train_tokenizer(target, None)
+
+
+def without_special_tokens(folder: Path) -> None:
+    file = copy_model(folder, eos_token_id=None, pad_token_id=None) / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    kept = {key: value for key, value in settings.items() if not key.endswith("_token")}
+    file.write_text(json.dumps(kept))
 
 
 def sees(folder: Path) -> None:
@@ -233,6 +241,10 @@ CASES = {
     ),
     "no image processor": Case(
         "preprocessor_config.json", {**OF_MODEL, "task": "vision_language"}, data=PICTURED, make=sees, by_init=True,
+    ),
+    "no token to fill rows up": Case(
+        "names no pad_token, and no eos_token in its place", {**OF_MODEL, "task": "sequence_classification"},
+        data=LABELLED, make=without_special_tokens,
     ),
     # The model.
     "no such folder": Case(r"model \./modle: there is no such folder; did you mean \./model\?",

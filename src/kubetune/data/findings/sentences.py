@@ -20,7 +20,7 @@ from kubetune.data.reading.sources import evaluated_rows, locate
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.errors import DataError
+from kubetune.errors import DataError, ModelError
 from kubetune.plan.base_model import embeddings_of, positions_of
 
 # The finding that counts records which a run refuses.
@@ -107,6 +107,7 @@ def find(
         for counts in splits:
             findings += finder(counts)
     findings += _unknown_ids(spec.model, stats, tokenizer)
+    findings += _padding(spec.task, tokenizer)
     findings += _positions(spec.task, spec.model.path, stats)
 
     # Findings of the same severity stay in the order of FINDERS.
@@ -148,6 +149,16 @@ def _unknown_ids(
         embeddings.say(largest, token, holding),
         number,
     )
+
+
+def _padding(task: str, tokenizer: Tokenizer | None) -> Iterator[Finding]:
+    """Find that no token fills up rows, where a model is given several rows as a rectangle."""
+    if tokenizer is None or task not in ("sequence_classification", "grpo"):
+        return
+    try:
+        _ = tokenizer.pad_id
+    except ModelError as error:
+        yield Finding("no_padding", "error", "", str(error))
 
 
 def _positions(

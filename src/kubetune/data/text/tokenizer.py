@@ -291,11 +291,14 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """Token that fills up rows of a rectangular batch; such tokens are never labels."""
-        for id in (self._id("pad_token"), self._stated_pad_id):
+        """The token that fills up rows of a rectangular batch; it is never a label. Raise ModelError if there is none."""
+        for id in (self._id("pad_token"), self._stated_pad_id, self._id("eos_token")):
             if id is not None:
                 return id
-        return self.eos_id
+        raise ModelError(
+            f"the tokenizer of {self.name} names no pad_token, and no eos_token in its place; name one in its "
+            "tokenizer_config.json"
+        )
 
     @property
     def names_padding(self) -> bool:
