@@ -125,17 +125,24 @@ def test_an_open_string_in_a_list_is_named(tmp_path: Path) -> None:
     assert read(file)[1].first == [f"{file}:2: is not JSON: an open string."]
 
 
-def test_many_problems_are_counted_and_the_first_shown(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(b"".join(b"{" + b" " * n + b"x\n" for n in range(45)))
-    _, problems = read(file)
-    with pytest.raises(DataError) as caught:
-        problems.raise_if_any()
-    lines = str(caught.value).splitlines()
+def test_many_problems_are_counted_and_the_first_shown() -> None:
+    problems = Problems()
+    for n in range(45):
+        problems.add(f"a.jsonl:{n + 1}", f"has {n} images")
+    lines = problems.error().problems
     assert [line.split(": ")[0] for line in lines[:-1]] == [
-        f"{file}:{n}" for n in range(1, SHOWN + 1)
+        f"a.jsonl:{n}" for n in range(1, SHOWN + 1)
     ]
     assert lines[-1] == f"45 problems, of which {SHOWN} are shown. Nothing was written."
+
+
+def test_the_same_mistake_at_another_place_is_said_once(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"".join(b"{" + b" " * n + b"x\n" for n in reversed(range(45))))
+    _, problems = read(file)
+    (sentence,) = problems.sentences()
+    assert sentence.startswith(f"{file}:1: is not JSON: ")
+    assert "column 46. The same in 44 more records: lines 2, 3, 4" in sentence
 
 
 def test_the_message_reads_as_documented(tmp_path: Path) -> None:

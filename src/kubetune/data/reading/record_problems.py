@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import insort
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,28 +17,33 @@ SHOWN: Final = 20
 _MORE_LINES: Final = 3
 # Problems are kept in so many different words. Those that quote their record are all different; the rest are only counted.
 _MOST_KINDS: Final = 1_000
+# Places within a record: `column 36`, `messages[3]`. The same mistake elsewhere in another record is the same.
+_PLACES: Final = re.compile(r"\bcolumn \d+|\[\d+\]")
 
 
 @dataclass
 class _Kind:
-    """A problem that one or more records of a file have, in the same words."""
+    """A problem that one or more records of a file have, in the same words but for the place within a record."""
 
+    what: str  # in the words of its first record
     count: int = 0
     lines: list[int] = field(default_factory=list)  # the lowest ones, in ascending order
 
-    def add(self, line: int) -> None:
+    def add(self, line: int, what: str) -> None:
         """Note the line of another record that has it."""
+        if self.lines and line < self.lines[0]:
+            self.what = what
         self.count += 1
         if line not in self.lines:
             insort(self.lines, line)
             del self.lines[_MORE_LINES + 1 :]
 
-    def sentence(self, file: str, what: str) -> str:
+    def sentence(self, file: str) -> str:
         """Return the problem with its first line, and how many other records have it.
 
         gsm.csv:2: has the keys `a`; expected … The same in 299 more records: lines 3, 4, 5 …
         """
-        text = f"{file}:{self.lines[0]}: {what}."
+        text = f"{file}:{self.lines[0]}: {self.what}."
         others = self.count - 1
         if not others:
             return text
@@ -67,11 +73,12 @@ class Problems:
         file, _, line = where.rpartition(":")
         # Reading runs ahead of encoding, so problems come in no order.
         insort(self._kept, (file, int(line), what))
-        kind = self._kinds.get((file, what))
+        anywhere = _PLACES.sub("", what)
+        kind = self._kinds.get((file, anywhere))
         if kind is None and len(self._kinds) < _MOST_KINDS:
-            kind = self._kinds[file, what] = _Kind()
+            kind = self._kinds[file, anywhere] = _Kind(what)
         if kind is not None:
-            kind.add(int(line))
+            kind.add(int(line), what)
         if self._keep is not None:
             del self._kept[self._keep :]
 
@@ -87,7 +94,7 @@ class Problems:
     def sentences(self) -> list[str]:
         """Return the problems in the order of their first lines; a problem of several records occurs once."""
         kinds = sorted(self._kinds.items(), key=lambda item: (item[0][0], item[1].lines[0]))
-        return [visible(kind.sentence(file, what), keep="") for (file, what), kind in kinds]
+        return [visible(kind.sentence(file), keep="") for (file, _), kind in kinds]
 
     def error(self) -> DataError:
         """Return the error that shows the problems and says that nothing was written."""
