@@ -121,8 +121,9 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         for line in _lines_of(error):
             # A field that nobody has filled in yet is no mistake.
             key = _missing_key(line)
-            if key:
-                planned["needed"].append(LABELS.get(key, key))
+            # A field that is still empty is no mistake; another key is missing in what somebody wrote.
+            if key in LABELS:
+                planned["needed"].append(LABELS[key])
             else:
                 planned["problems"].append(line)
 
