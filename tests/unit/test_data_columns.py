@@ -226,7 +226,8 @@ def test_classes_are_known_by_their_shape() -> None:
         "remark": "text",
         "rationale": "thought",
     }
-    assert "verdict" not in meanings(rows[:20]), "too few rows to know"
+    assert meanings(rows[:20])["verdict"] == "class"
+    assert "verdict" not in meanings(rows[:5]), "too few rows to know"
 
 
 def test_short_texts_are_texts_but_ids_are_not() -> None:
@@ -244,7 +245,7 @@ def test_short_texts_are_texts_but_ids_are_not() -> None:
         }
         for n in range(24)
     ]
-    assert meanings(rows) == {"code": "text", "ctx_b": "text", "subject": "text", "tests": "text"}
+    assert meanings(rows) == {"code": "text", "ctx_b": "text", "subject": "class", "tests": "text"}
 
 
 def test_the_counts_of_two_batches_are_those_of_all() -> None:
@@ -321,6 +322,52 @@ def test_init_puts_the_text_that_questions_are_about_into_the_prompt(
     code, output = check("run.yaml", capsys=capsys)
     assert code == 0
     assert "CREATE TABLE" in output
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "columns"),
+    [
+        (
+            {"question": "Who is it?", "answer": "It is the man."},
+            "cot",
+            {"reasoning_content": "cot"},
+        ),
+        (
+            {"prompt": "Who is it?", "completion": "It is the man."},
+            "cot",
+            {"instruction": "prompt", "output": "completion", "reasoning_content": "cot"},
+        ),
+        ({"messages": [{"role": "user", "content": "Who?"}]}, "cot", {}),
+        ({"prompt": "Who?", "chosen": "It is he.", "rejected": "It is not."}, "rationale", {}),
+    ],
+)
+def test_thoughts_are_advised_only_where_they_can_be_read(
+    record: dict[str, Any], name: str, columns: dict[str, str]
+) -> None:
+    row = {**record, name: "They came by the road, so it is the man."}
+    seen = Columns()
+    seen.note(name, row, {}, ())
+    assert seen[name].use == columns
+    (column,) = left_out(seen.to_json(1), "x.jsonl")
+    assert column.meaning == "thought"
+    assert ("columns:" in column.advice) == bool(columns)
+    if columns:
+        answer = read(row, "auto", columns).example
+        assert isinstance(answer, Chat)
+        assert answer.messages[-1]["reasoning_content"] == row[name]
+
+
+def test_init_takes_conversations_whose_thoughts_stand_beside_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    talk = [{"role": "user", "content": "Who is it?"}, {"role": "assistant", "content": "He."}]
+    path = lines(
+        [{"messages": talk, "reasoning": f"It is he, for the {n}th time."} for n in range(9)]
+    )
+    assert cli.main(["init", path, "--model", MODEL, "-o", "run.yaml"]) == 0
+    output = capsys.readouterr().out
+    assert "`reasoning` (thoughts) is not used. Write them into the messages" in output
+    assert check("run.yaml", capsys=capsys)[0] == 0
 
 
 def test_advice_names_no_columns_that_would_not_be_read(capsys: pytest.CaptureFixture[str]) -> None:

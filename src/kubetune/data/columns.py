@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from kubetune.base.humanize import counted, shell_word
@@ -27,6 +28,8 @@ TALKS: Final = ("messages", "conversations", "conversation")
 # Classes of a column: at most so many, in at least so many records.
 MOST_CLASSES: Final = 20
 FEWEST_RECORDS: Final = 30
+# So many are enough to name the column; a task is guessed from more.
+_FEWEST_NAMED: Final = 6
 _LONGEST_CLASS: Final = 40  # characters
 # Share of the values that are phrases in a column of texts; the others may be single words.
 _PHRASES_OF_A_TEXT: Final = 0.5
@@ -160,6 +163,26 @@ def with_subject(name: str, value: RecordValue, columns: Mapping[str, str]) -> d
     return {key: column for key, column in chosen.items() if key != column}
 
 
+def _as_thought(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the `columns` by which thoughts are read before the answer of a record; none where messages hold it.
+
+    A prompt with its completion becomes a question with its answer, whose thoughts have a place.
+    """
+    question = key_of(PROMPTS, value, columns)
+    answer = key_of(ANSWERS, value, columns)
+    is_other = key_of((*TALKS, "chosen", "rejected"), value, columns) or "label" in value
+    if is_other or not question or not answer or question == answer:
+        return {}
+    chosen = {"instruction": question, "output": answer}
+    if not columns and question in QUESTIONS:
+        # These names are known, whichever of them the record has.
+        chosen = {}
+    if "input" in columns:
+        chosen["input"] = columns["input"]
+    chosen["reasoning_content"] = name
+    return {key: column for key, column in chosen.items() if key != column}
+
+
 def _as_answer(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the `columns` by which a text is learned as the answer to the plain text beside it; none without that."""
     others = (*PROMPTS, *ANSWERS, *TALKS, "chosen", "label", "labels")
@@ -281,6 +304,7 @@ class ColumnFacts:
     # short values as JSON has them; one more than MOST_CLASSES stands for too many
     values: set[str] = field(default_factory=set)
     is_short: bool = True
+    is_plain: bool = True  # no lists or objects
     # how a text of it is used, from the first record
     use: dict[str, str] = field(default_factory=dict)
     # the text that it may be a class of, and the answer beside it, from the first record
@@ -297,9 +321,10 @@ class ColumnFacts:
         self.phrases += _is_phrase(value)
         if words and _is_held(value, texts):
             self.repeated += 1
-        is_plain = isinstance(value, (str, int)) and len(str(value)) <= _LONGEST_CLASS
-        self.is_short = self.is_short and is_plain
-        if is_plain and len(self.values) <= MOST_CLASSES:
+        is_short = isinstance(value, (str, int)) and len(str(value)) <= _LONGEST_CLASS
+        self.is_short = self.is_short and is_short
+        self.is_plain = self.is_plain and not isinstance(value, (list, Mapping))
+        if is_short and len(self.values) <= MOST_CLASSES:
             self.values.add(str(value).strip())
 
     def __add__(self, other: ColumnFacts) -> ColumnFacts:
@@ -310,6 +335,7 @@ class ColumnFacts:
             self.repeated + other.repeated,
             set(sorted(self.values | other.values)[: MOST_CLASSES + 1]),
             self.is_short and other.is_short,
+            self.is_plain and other.is_plain,
             self.use or other.use,
             self.text or other.text,
             self.answer or other.answer,
@@ -328,16 +354,16 @@ class ColumnFacts:
             return "thought"
         if names_subject(name) and mean >= 2:
             return "subject"
-        if self.is_class(name, records=records):
+        if self.is_class(name, records=records, fewest=_FEWEST_NAMED):
             return "class"
         is_text = self.phrases >= _PHRASES_OF_A_TEXT * self.records
         if name in PROMPTS or name in ANSWERS:
             is_text = mean >= 1
         return "text" if is_text and not names_metadata(name) else "other"
 
-    def is_class(self, name: str, *, records: int) -> bool:
+    def is_class(self, name: str, *, records: int, fewest: int = FEWEST_RECORDS) -> bool:
         """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
-        if not self.is_short or names_metadata(name) or self.records < FEWEST_RECORDS:
+        if not self.is_short or names_metadata(name) or self.records < fewest:
             return False
         if self.records < _MOSTLY * records or not 2 <= len(self.values) <= MOST_CLASSES:
             return False
@@ -362,7 +388,10 @@ class Columns(dict[str, ColumnFacts]):
             return
         facts = self.setdefault(name, ColumnFacts())
         if not facts.records:
-            facts.use = with_subject(name, value, columns) or _as_answer(name, value, columns)
+            if names_thought(name):
+                facts.use = _as_thought(name, value, columns)
+            else:
+                facts.use = with_subject(name, value, columns) or _as_answer(name, value, columns)
             facts.text = key_of(("text", "sentence", *PROMPTS), value, columns)
             facts.answer = key_of((*ANSWERS, *TALKS, "chosen"), value, columns)
         facts.add(value[name], texts)
@@ -385,6 +414,7 @@ class Columns(dict[str, ColumnFacts]):
                     "records": of_column.records,
                     "values": len(of_column.values),
                     "repeated": of_column.repeated,
+                    "is_plain": of_column.is_plain,
                     "use": of_column.use,
                     "text": of_column.text,
                     "answer": of_column.answer,
@@ -400,6 +430,7 @@ class LeftOut(NamedTuple):
     what: str  # in words: `a text`
     advice: str  # what would use it
     is_decisive: bool = False  # answers may be about it, or it is what a text is learned for
+    use: Mapping[str, str] = MappingProxyType({})  # `columns` by which thoughts are read
 
 
 def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[LeftOut]:
@@ -408,27 +439,33 @@ def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[Left
         meaning: Meaning = of_column["meaning"]
         use = of_column["use"]
         if meaning == "thought":
-            columns = {"reasoning_content": name}
-            advice = (
-                f"`data.train.{in_yaml(columns)}` reads them before the answer of a conversation"
-            )
-            yield LeftOut(name, meaning, "thoughts", advice, True)
+            advice = "Write them into the messages, as `reasoning_content` of the assistant's, if they are to be learned"
+            if use:
+                advice = (
+                    f"`data.train.{in_yaml(use)}` reads them before the answer of a conversation, if the model's chat "
+                    "template writes thoughts"
+                )
+            yield LeftOut(name, meaning, "thoughts", advice, True, use)
         elif meaning == "class":
             advice = "A classifier needs it as `label`, beside one column `text` with the text of the record"
             if of_column["text"]:
-                columns = {"text": of_column["text"], "label": name}
+                columns = {"text": of_column["text"]}
+                if name != "label":
+                    columns["label"] = name
                 words = f"--task sequence_classification {in_words(columns)}"
                 advice = f"`kubetune init {shell_word(path)} {words}` makes a classifier"
             is_decisive = bool(of_column["text"]) and not of_column["answer"]
             yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_decisive)
         else:
             is_decisive = meaning == "subject" or name in PROMPTS
-            what = "a text"
+            what = "a text" if of_column["is_plain"] else "texts in lists or objects"
             advice = "Write it into the texts that are read, if they need it"
             if "completion" in use and use["completion"] == name:
                 advice = f"`data.train.{in_yaml(use)}` (`{in_words(use)}` of `kubetune init`) learns it as the answer"
             elif use:
                 advice = f"`data.train.{in_yaml(use)}` makes it part of the prompt"
+                if not is_decisive:
+                    advice += ", if the question is about it"
             if name in PROMPTS:
                 differing = of_column["records"] - of_column["repeated"]
                 what = f"a text that differs from the others in {counted(differing, 'record')}"

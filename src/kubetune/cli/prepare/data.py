@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from kubetune.config.schema import Config
     from kubetune.data.columns import LeftOut
-    from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import Report, Sample, Shapes
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.record_problems import Problems
@@ -370,7 +369,7 @@ def _show(report: Report, console: Console) -> None:
         )
 
     # What is wrong comes last, where a terminal still shows it.
-    _show_findings(report.findings, console)
+    _show_findings(report, console)
     _show_problems(report.problems, console)
     console.print()
     if report.ok:
@@ -393,15 +392,18 @@ def _show_problems(problems: Problems, console: Console) -> None:
 _COLOURS = {"error": "red", "warning": "yellow", "note": "default"}
 
 
-def _show_findings(findings: Sequence[Finding], console: Console) -> None:
+def _show_findings(report: Report, console: Console) -> None:
     from rich.text import Text
 
     from kubetune.data.findings.finding import NOTHING_FOUND
+    from kubetune.data.findings.sentences import BAD_RECORDS
 
     console.print()
-    for finding in findings:
-        console.print(Text(f"{finding.severity}: {finding.line}", style=_COLOURS[finding.severity]))
-    if not findings:
+    for finding in report.findings:
+        # The lines of bad records follow, so nobody needs to be told where to find them.
+        line = finding.sentence if finding.id == BAD_RECORDS else finding.line
+        console.print(Text(f"{finding.severity}: {line}", style=_COLOURS[finding.severity]))
+    if not report.findings:
         console.print(NOTHING_FOUND)
 
 

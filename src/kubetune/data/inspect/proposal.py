@@ -527,9 +527,11 @@ def _read_all(
 
 
 def _thought_in(unused: Sequence[LeftOut]) -> str:
-    """Return the only column of thoughts that nothing reads; empty if there are none, or several."""
-    thoughts = [column.name for column in unused if column.meaning == "thought"]
-    return thoughts[0] if len(thoughts) == 1 else ""
+    """Return the only column of thoughts that may be read before the answer; empty if there are none, or several."""
+    thoughts = [column for column in unused if column.meaning == "thought"]
+    if len(thoughts) != 1 or thoughts[0].use.keys() != {"reasoning_content"}:
+        return ""
+    return thoughts[0].name
 
 
 def _in_words(unused: Sequence[LeftOut]) -> list[str]:

@@ -148,7 +148,9 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> Json
     by_source = []
     for source, tally in zip(sources, tallies, strict=True):
         total.add(tally)
-        columns = tally.unused_columns.to_json(tally.records)
+        # Columns are looked at where a record is read.
+        was_read = tally.records - tally.refused - tally.unreadable
+        columns = tally.unused_columns.to_json(was_read)
         by_source.append({"path": source.path, **vars(tally), "unused_columns": columns})
 
     stats = dict(vars(total))
