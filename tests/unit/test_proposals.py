@@ -12,13 +12,16 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.gpu_pools import gpu_pool
+from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.proposals import write_way
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import Weights, shapes_of
+from kubetune.plan.parallelism import decide_parallelism
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.proposals import (
     GpuPool,
@@ -30,6 +33,8 @@ from kubetune.plan.proposals import (
     propose,
 )
 from kubetune.plan.rank_work import RankWork
+from kubetune.rundir import metrics
+from kubetune.supervisor.run_folder import create_run_dir
 from tests.unit.test_forecast import QWEN3_8B
 
 WEIGHTS = Weights(shapes_of(QWEN3_8B), QWEN3_8B, stated=False)
@@ -244,6 +249,61 @@ def test_without_gpus_somebody_has_to_name_them() -> None:
         ],
     )
     assert gpu_pool(config, None, {}) == GpuPool(2, 4, 40 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "chosen", "why"),
+    [
+        ([], "shard_base", "shard_base takes about"),
+        (["compute.gpu_memory=80G"], "ddp", "because ddp takes about"),
+        (["lora=null"], "fsdp", "so neither fits"),
+        (["lora=null", "compute.gpu_memory=640G"], "ddp", "because ddp takes about"),
+        (["compute.gpus_per_node=1"], "ddp", "there is one process"),
+        (["compute.gpus_per_node=0", "compute.processes=2"], "shard_base", "compute.memory"),
+        (["model=org/unknown"], "shard_base", "org/unknown are not known before"),
+    ],
+)
+def test_auto_is_decided_by_the_memory_of_a_process(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    asked_for: list[str],
+    chosen: str,
+    why: str,
+) -> None:
+    file = a_run_file(tmp_path, RUN_FILE)
+    options = ["training.parallelism=auto", "compute.gpus_per_node=2", "compute.gpu_memory=24G"]
+    config = load_config(file, overrides=[*options, *asked_for])
+    plan = make_plan(config)
+    run_dir = tmp_path / "run"
+    create_run_dir(config, run_dir, plan)
+    assert read_config(run_dir).training.parallelism == chosen
+    assert why in capsys.readouterr().out
+
+    # Before its first step a run is chosen for anew, after it what was chosen stays, on whatever GPUs.
+    larger = load_config(file, overrides=[*options, *asked_for, "compute.gpu_memory=640G"])
+    (run_dir / metrics.METRICS).write_text('{"step": 1}\n')
+    create_run_dir(larger, run_dir, plan)
+    assert read_config(run_dir).training.parallelism == chosen
+    assert "auto" not in capsys.readouterr().out
+
+
+def test_auto_is_what_is_proposed_first(tmp_path: Path) -> None:
+    file = a_run_file(tmp_path, RUN_FILE)
+    one_row = "training.per_device_train_batch_size=1"
+    options = ["training.parallelism=auto", "compute.gpus_per_node=2", one_row]
+    for gpu_memory in ("17G", "20G", "24G", "40G"):
+        memory = f"compute.gpu_memory={gpu_memory}"
+        config = load_config(file, overrides=[*options, memory])
+        run = run_of()
+        best = propose(
+            Run(config, run.plan_of, run.costs_of), GpuPool.parse(f"2x{gpu_memory}")
+        ).best
+        chosen, _ = decide_parallelism(config, make_plan(config), {})
+        assert best is not None
+        assert best.config.training.parallelism == chosen
+        planned, choices = with_measured_choices(config, make_plan(config), None, None)
+        assert planned.training.parallelism == chosen
+        assert f"training.parallelism: auto -> {chosen}, because ddp takes about" in choices[0]
 
 
 @pytest.mark.slow

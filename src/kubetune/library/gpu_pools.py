@@ -10,7 +10,7 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.library.plan_forecast import gpu_bytes
+from kubetune.plan.devices import gpu_bytes
 from kubetune.plan.proposals import GpuPool
 
 MEMORY_LABEL = "nvidia.com/gpu.memory"  # in MiB, from NVIDIA's feature discovery

@@ -36,6 +36,14 @@ def with_measured_choices(
             "training.async_save: true keeps a copy of what a checkpoint holds in memory; auto does so only on a GPU"
         )
 
+    if config.training.parallelism == "auto":
+        from kubetune.plan.parallelism import decide_parallelism
+
+        chosen, why = decide_parallelism(config, plan, os.environ)
+        texts.append(f"training.parallelism: auto -> {chosen}, because {why}")
+        training = config.training.model_copy(update={"parallelism": chosen})
+        config = config.model_copy(update={"training": training})
+
     # torch.compile pays only if what it saves in all steps is more than what it takes at the start.
     runs_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
     if weights is None or config.training.compile != "auto" or runs_elsewhere:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from kubetune.base.gpus import gpu_use, visible_gpus
+from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.config.schema import Config
-from kubetune.config.schema.compute import ComputeConfig
-from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data, taken_by
 from kubetune.data.inspect.known_findings import known_findings
@@ -22,7 +20,8 @@ from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
-from kubetune.plan.forecast import MIB, Forecast
+from kubetune.plan.devices import device_bytes, gpu_here
+from kubetune.plan.forecast import Forecast
 from kubetune.plan.linears import Trainable
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.rundir.starts import day_of
@@ -64,7 +63,7 @@ class PlanForecast:
             place = plan_text.output_on_cluster(self.config.name, self.config.model.path)
             yield "on the cluster", place
         for text in self.choices:
-            yield "measured here", text
+            yield "chosen here", text
         yield from cost_text.lines(self.config, self.plan, self.costs, self.changes)
         for text in plan_text.on_data(self.lengths, self.findings):
             yield "data", text
@@ -167,36 +166,3 @@ def forget_rows(config: Config) -> int:
     for source in config.sources["forget"]:
         rows += taken_by(source, made_by_pod=made_by_pod) or 0
     return rows
-
-
-def gpu_here(device: str) -> str | None:
-    """Return the name of this machine's first GPU; None where there is none, or the run is on a CPU."""
-    if device != "cuda":
-        return None
-    for gpu in gpu_use():
-        return str(gpu["name"])
-    return None
-
-
-def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
-    """Return the memory of one device, or None if it is not known.
-
-    The config comes first. Without it, a GPU's memory is the least among the GPUs here.
-    """
-    if plan.device == "cpu":
-        # The processes of a node share its memory.
-        if compute.memory is None:
-            return None
-        return quantity_bytes(compute.memory) // plan.processes_per_node
-    return gpu_bytes(compute)
-
-
-def gpu_bytes(compute: ComputeConfig) -> int | None:
-    """Return the memory of a GPU: as the config says, else the least among those here, None if none tells it."""
-    if compute.gpu_memory:
-        return quantity_bytes(compute.gpu_memory)
-    sizes = []
-    for gpu in gpu_use():
-        if gpu.get("memory_total_mib"):
-            sizes.append(int(gpu["memory_total_mib"]) * MIB)
-    return min(sizes, default=None)

@@ -18,9 +18,10 @@ from kubetune.base.yaml_reader import FileText
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, ModelError
-from kubetune.library.plan_forecast import forget_rows, gpu_here, tokens_of_steps
+from kubetune.library.plan_forecast import forget_rows, tokens_of_steps
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.plan.devices import gpu_here
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.proposals import (

@@ -115,7 +115,7 @@ def propose(run: Run, pool: GpuPool) -> Proposals:
     refused = []
     base = _Base.of(run, pool)
     for method in _methods(run.config):
-        for parallelism in _parallelisms(method.get("lora", run.config.lora)):
+        for parallelism in parallelisms(method.get("lora", run.config.lora)):
             if parallelism != "ddp" and pool.gpus == 1:
                 continue
             changes = {**method, "training.parallelism": parallelism}
@@ -131,7 +131,7 @@ def propose(run: Run, pool: GpuPool) -> Proposals:
     return Proposals(pool, ways, refused)
 
 
-def _parallelisms(lora: object) -> tuple[str, str]:
+def parallelisms(lora: object) -> tuple[str, str]:
     """Return the ways to share the work of several GPUs, from the least that they have to send each other to the most."""
     return "ddp", "fsdp" if lora is None else "shard_base"
 
@@ -194,12 +194,35 @@ class _Base:
                 wanted["training.gradient_accumulation_steps"] = None
         to_write = self.differing(wanted)
         config = _config_of(_with(self.tree, to_write))
-        plan = self.run.plan_of(config)
-        costs = self.run.costs_of(config, plan, self.pool.gpu_bytes)
-        if costs.memory is None:
-            return None
-        gives_same = not {"lora", "quantization", "training.optim"} & to_write.keys()
-        return Way(to_write, gives_same, config, plan, costs)
+        return _way(self.run, to_write, config, self.pool.gpu_bytes)
+
+
+def _way(run: Run, changes: Changes, config: Config, gpu_bytes: int) -> Way | None:
+    """Return the way of a changed config. None if the sizes of the model are not known."""
+    plan = run.plan_of(config)
+    costs = run.costs_of(config, plan, gpu_bytes)
+    if costs.memory is None:
+        return None
+    gives_same = not {"lora", "quantization", "training.optim"} & changes.keys()
+    return Way(changes, gives_same, config, plan, costs)
+
+
+def first_that_fits(run: Run, device_bytes: int) -> tuple[Way, ...]:
+    """Return the ways to share the work of a run as its file says, up to the first that fits a device.
+
+    There are none for a model whose sizes are not known.
+    """
+    ways: list[Way] = []
+    for parallelism in parallelisms(run.config.lora):
+        changes = {"training.parallelism": parallelism}
+        config = _config_of(_with(resolved(run.config), changes))
+        way = _way(run, changes, config, device_bytes)
+        if way is None:
+            return ()
+        ways.append(way)
+        if way.fits:
+            break
+    return tuple(ways)
 
 
 def _with_most_rows(base: _Base, changes: Changes) -> Way | None:

@@ -63,7 +63,7 @@ class RankWork:
             task=config.task,
             device=plan.device,
             ranks=plan.world_size,
-            is_sharded=training.parallelism != "ddp",
+            is_sharded=training.parallelism in ("shard_base", "fsdp"),
             trainable=Trainable(config.lora, config.sight),
             quantization=quantization_of(config.quantization, config.lora, plan),
             dtype=config.model.dtype,

@@ -20,7 +20,7 @@ from kubetune.rundir.tracking import trackers
 from kubetune.supervisor import supervise
 from kubetune.supervisor.observers import hooks
 from kubetune.supervisor.place import find_place, hold
-from kubetune.supervisor.run_folder import check_run_dir, create_run_dir, dated
+from kubetune.supervisor.run_folder import check_run_dir, create_run_dir, settled
 
 
 def launch_run(
@@ -58,7 +58,7 @@ def launch_run(
                 return code
 
     check_run_dir(config, run_dir, plan)
-    ended = _done_at(config, run_dir)
+    ended = _done_at(config, run_dir, plan)
     if ended is not None:
         print(
             f"kubetune: {run_dir} is done since step {ended}, and there is nothing to go on with; to train anew, "
@@ -71,13 +71,13 @@ def launch_run(
         return supervise.supervise(run_dir, relay)
 
 
-def _done_at(config: Config, run_dir: Path) -> int | None:
+def _done_at(config: Config, run_dir: Path, plan: Plan) -> int | None:
     """Return the last step of a run that this very config has ended well here; None where anything is left to do."""
     status = exit_status.read_exit_status(run_dir)
     # A pause is an end that goes on, as is anything that the config asks for by now.
     if status is None or status.state != "done" or not (run_dir / RESOLVED).is_file():
         return None
-    settings = json.loads(json.dumps(resolved(dated(config, run_dir))))
+    settings = json.loads(json.dumps(resolved(settled(config, run_dir, plan))))
     is_same = files.read_object(run_dir / RESOLVED) == settings
     has_result = status.step is not None and checkpoints.newest_step(run_dir) == status.step
     return status.step if is_same and has_result else None

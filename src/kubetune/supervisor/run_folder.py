@@ -7,6 +7,7 @@ logging; then the run goes on from its newest checkpoint.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,9 +20,26 @@ from kubetune.config import consent
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
+from kubetune.plan.parallelism import decide_parallelism
 from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics, starts
 from kubetune.rundir.starts import moved_numbers
+
+
+def settled(config: Config, run_dir: Path, plan: Plan) -> Config:
+    """Return the config with what the first start fixes: `dated`, and what `training.parallelism: auto` is."""
+    config = dated(config, run_dir)
+    if config.training.parallelism != "auto":
+        return config
+    chosen = None
+    if _has_begun(run_dir) and (run_dir / RESOLVED).is_file():
+        before = files.read_object(run_dir / RESOLVED)
+        chosen = (before.get("training") or {}).get("parallelism")
+    if chosen in (None, "auto"):
+        chosen, why = decide_parallelism(config, plan, os.environ)
+        print(f"kubetune: training.parallelism: auto -> {chosen}, because {why}", flush=True)
+    training = config.training.model_copy(update={"parallelism": chosen})
+    return config.model_copy(update={"training": training})
 
 
 def dated(config: Config, run_dir: Path) -> Config:
@@ -54,7 +72,8 @@ def create_run_dir(
 
     # resolved.json comes first: by it other nodes on the same disk, which may start at this moment, see
     # that the directory is this run's.
-    text = json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n"
+    fixed = dated(config, run_dir) if plan is None else settled(config, run_dir, plan)
+    text = json.dumps(resolved(fixed), indent=2) + "\n"
     files.write_atomic(run_dir / RESOLVED, text)
 
     # The user's own text has comments, which a run made in Python lacks.

@@ -133,10 +133,11 @@ class TrainingConfig(Section):
         "auto",
         description="Recompute activations to save memory; `auto`: only if the memory plan needs it.",
     )
-    parallelism: Literal["ddp", "shard_base", "fsdp"] = Field(
+    parallelism: Literal["auto", "ddp", "shard_base", "fsdp"] = Field(
         "ddp",
         description="`ddp`: every process holds the whole model. `shard_base`: each holds a part of the frozen base under "
-        "adapters, and borrows the rest layer by layer. `fsdp`: the same for full fine-tuning (FSDP2).",
+        "adapters, and borrows the rest layer by layer. `fsdp`: the same for full fine-tuning (FSDP2). `auto`: `ddp` if it "
+        "fits the memory plan; the first start decides.",
     )
     fused_forwards: bool = Field(
         True,

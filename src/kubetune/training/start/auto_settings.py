@@ -43,12 +43,14 @@ def decide(
     chosen = None
     if world.is_main:
         chosen = _choose(config, plan, tokens, run_dir, world)
+        chosen["parallelism"] = config.training.parallelism
     chosen = process_group.broadcast(chosen, world)
 
     # From here on nobody sees `auto`, so that nobody decides it a second time.
     changes = {"dtype": dtype, "attention": chosen["attention"]}
     model = config.model.model_copy(update=changes)
-    training = config.training.model_copy(update={"compile": chosen["compile"]})
+    changes = {"compile": chosen["compile"], "parallelism": chosen["parallelism"]}
+    training = config.training.model_copy(update=changes)
     return config.model_copy(update={"model": model, "training": training})
 
 

@@ -34,8 +34,10 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         return config, run_dir
 
     # By hand, under torchrun: rank 0 makes it.
+    from kubetune.base.gpus import visible_gpus
+    from kubetune.plan.plan import make_plan
     from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
-    from kubetune.supervisor.run_folder import create_run_dir, dated
+    from kubetune.supervisor.run_folder import create_run_dir, settled
 
     logs.configure("INFO", rank=rank)  # for warnings about the config
     parser = argparse.ArgumentParser(prog="kubetune.worker", description="One rank of a run.")
@@ -47,7 +49,9 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         )
 
     run_dir = Path(config.output)
-    config = dated(config, run_dir)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    plan = make_plan(config, gpus=visible_gpus(os.environ), world_size=world_size)
+    config = settled(config, run_dir, plan)
     if rank == 0:
         create_run_dir(config, run_dir)
     _log_to_run(config.logging.level, run_dir, rank)

@@ -1,0 +1,42 @@
+"""The device of a rank, as a plan sees it: its name, and how much memory it has."""
+
+from __future__ import annotations
+
+from kubetune.base.gpus import gpu_use
+from kubetune.config.schema.compute import ComputeConfig
+from kubetune.config.schema.quantities import quantity_bytes
+from kubetune.plan.forecast import MIB
+from kubetune.plan.plan import Plan
+
+
+def gpu_here(device: str) -> str | None:
+    """Return the name of this machine's first GPU; None where there is none, or the run is on a CPU."""
+    if device != "cuda":
+        return None
+    for gpu in gpu_use():
+        return str(gpu["name"])
+    return None
+
+
+def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
+    """Return the memory of one device, or None if it is not known.
+
+    The config comes first. Without it, a GPU's memory is the least among the GPUs here.
+    """
+    if plan.device == "cpu":
+        # The processes of a node share its memory.
+        if compute.memory is None:
+            return None
+        return quantity_bytes(compute.memory) // plan.processes_per_node
+    return gpu_bytes(compute)
+
+
+def gpu_bytes(compute: ComputeConfig) -> int | None:
+    """Return the memory of a GPU: as the config says, else the least among those here, None if none tells it."""
+    if compute.gpu_memory:
+        return quantity_bytes(compute.gpu_memory)
+    sizes = []
+    for gpu in gpu_use():
+        if gpu.get("memory_total_mib"):
+            sizes.append(int(gpu["memory_total_mib"]) * MIB)
+    return min(sizes, default=None)
