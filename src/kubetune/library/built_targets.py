@@ -21,7 +21,7 @@ from kubetune.plan.model_shapes import Weights
 _SECONDS: Final = 120.0
 
 
-def _require_built_targets(lora: LoraConfig, model: ModelConfig, task: str) -> None:
+def require_built_targets(lora: LoraConfig, model: ModelConfig, task: str) -> None:
     """Build the model without weights, and raise ConfigError for targets that it lacks. This imports torch."""
     import transformers
 
@@ -70,7 +70,7 @@ def main() -> None:
     lora, model, task = json.loads(sys.stdin.read())
     problem = ""
     try:
-        _require_built_targets(
+        require_built_targets(
             LoraConfig.model_validate_json(lora), ModelConfig.model_validate_json(model), task
         )
     except KubetuneError as error:
