@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -187,6 +188,12 @@ def link_file(target: Any) -> bool:
 def make_file(target: Any) -> bool:
     with open(target["file"] + ".new", "w"):
         return True
+
+
+def lock_file(target: Any) -> bool:
+    with open(target["file"]) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
 
 
 def write_pipe(target: Any) -> bool:
