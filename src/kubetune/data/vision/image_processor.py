@@ -337,10 +337,15 @@ def load_image_processor(
     facts = read_json(files.pop("config.json", None))
     token = facts.get("image_token_id", facts.get("image_token_index"))
     if "vision_config" not in facts or token is None:
-        advice = "leave out preference.images" if compares else "set `task: causal_lm`"
+        advice = "leave out preference.images, or take another model"
+        if not compares:
+            advice = "take another model"
+            # With sections for several kinds of input, such as speech, it is no plain language model either.
+            if "text_config" not in facts:
+                advice = f"set `task: causal_lm`, or {advice}"
         raise ModelError(
             f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in a way "
-            f"that is known: its config.json has no vision_config and image_token_id; {advice}, or take another model"
+            f"that is known: its config.json has no vision_config and image_token_id; {advice}"
         )
 
     if not files:
