@@ -416,6 +416,14 @@ def test_a_server_that_is_gone_or_behind_a_key(
     assert main(["serve", "--check", url, str(run_dir), "--timeout", "1"]) == 3
     assert "it had 1 s (--timeout)" in capsys.readouterr().err
 
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", "http://me:password@proxy.example:3128")
+    assert main(["serve", "--check", url, str(run_dir), "--timeout", "1"]) == 3
+    output = capsys.readouterr().err
+    assert "not asked by the environment's proxy proxy.example" in output
+    assert "password" not in output
+    monkeypatch.delenv("http_proxy")
+
     server = changed(key="secret")(run_dir)
     with served(server) as url:
         assert main(["serve", "--check", url, str(run_dir)]) == 3

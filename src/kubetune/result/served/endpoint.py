@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kubetune import errors
 from kubetune.training.rollouts.servers.vllm_client import Refused, Server, ServerTrouble, Unknown
@@ -145,6 +147,12 @@ class Endpoint:
         hint = ""
         if "401" in str(reason) or "403" in str(reason):
             hint = ". Set the variable VLLM_API_KEY to the server's key"
+        address = urlsplit(self.url)
+        proxy = getproxies().get(address.scheme)
+        if proxy and not proxy_bypass(address.hostname or ""):
+            # Its address may hold a password.
+            name = urlsplit(proxy).hostname
+            hint += f". It was not asked by the environment's proxy {name}, which may be the only way to it"
         return errors.EnvironmentFault(
             f"{self.url} {reason}; it had {self._seconds:g} s (--timeout){hint}. Nothing was compared"
         )
