@@ -379,7 +379,7 @@ def test_a_teacher_that_is_shown_nothing_more_is_refused(inputs: Path, tmp_path:
     lacking = {**PRIVILEGED, "teacher_prompt": "{prompt} {hint}"}
     run_dir = toy.make_run(tmp_path / "lacking", config_of(inputs, distill=lacking))
     assert toy.train(run_dir) == [2]
-    assert "lacks 'hint'" in toy.log_of(run_dir)
+    assert "50 of 50 records of data.train lack 'hint'" in toy.log_of(run_dir)
 
 
 def test_a_run_is_a_teacher(inputs: Path, tmp_path: Path) -> None:

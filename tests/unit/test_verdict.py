@@ -201,6 +201,19 @@ CASES = {
         "numeric finds no number in any of the",
         {"data.eval": 0.2, "evaluation.generate": {"metric": "numeric"}}, data=WORDS,
     ),
+    "a teacher that is shown what records lack": Case(
+        "40 of 40 records of data.train lack 'hint', which the teacher is to be shown",
+        {"task": "distill", "distill": {"teacher": "self", "teacher_prompt": "{prompt} {hint}"}},
+    ),
+    "a teacher that is shown nothing more": Case(
+        "39 of 40 records of data.train lack a column `teacher_prompt`, which the teacher is to be shown",
+        {"task": "distill", "distill": {"teacher": "self"}},
+        data=SUMS.replace("{", '{"teacher_prompt": "It is 0. 0 + 0?", ', 1),
+    ),
+    "given answers that prompts lack": Case(
+        r"40 of 40 rows of data\.train have no answer, and with distill\.lmbda 0\.5",
+        {"task": "distill", "distill": {"teacher": str(MODEL), "lmbda": 0.5}}, data=PROMPTS,
+    ),
     "no question to ask": Case(
         "no row of the evaluation data has a prompt and an answer",
         {"data.eval": 0.2, "evaluation.generate": {"metric": "exact_match"}, "data.max_length": 64},

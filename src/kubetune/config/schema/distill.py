@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from string import Formatter
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kubetune.config.schema.base import Section
 from kubetune.config.schema.grpo import GrpoConfig
@@ -85,6 +87,23 @@ class DistillConfig(Section):
         keys: dict[str, Any] = {key: getattr(self, key) for key in (*_OF_DRAWING, "temperature")}
         # Without validation: one answer is no group, but here nothing compares answers.
         return GrpoConfig().model_copy(update=keys)
+
+    @field_validator("teacher_prompt")
+    @classmethod
+    def _is_a_template(cls, value: str | None) -> str | None:
+        try:
+            fields = [field for _, field, _, _ in Formatter().parse(value or "")]
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; expected names in braces, and {{{{ and }}}} for braces of the text"
+            ) from None
+        for field in fields:
+            # Numbers, and braces that hold nothing, would be places and no names.
+            if field is not None and re.match(r"\d*([.\[]|$)", field):
+                raise ValueError(
+                    f"found {{{field}}}; expected {{prompt}}, {{answer}} or the name of a column"
+                )
+        return value
 
     @model_validator(mode="after")
     def _keys_fit_the_answers(self) -> DistillConfig:

@@ -8,6 +8,7 @@ from kubetune.config.schema import Config
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import References, unanswered, without_answers
 from kubetune.data.findings.sentences import find
+from kubetune.data.findings.teacher_texts import of_distillation
 from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.errors import DataError
 
@@ -40,3 +41,5 @@ def missing_references(config: Config, prepared: Prepared) -> Iterator[Finding]:
         best_metric = config.training.metric_for_best_model
         yield from without_answers(len(prepared.eval), number, config.evaluation, best_metric)
     yield from unanswered(config.data.train, config.rewards, config.training.seed)
+    number = int((prepared.train.trained_counts <= 1).sum())
+    yield from of_distillation(config, len(prepared.train), number)

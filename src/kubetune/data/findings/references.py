@@ -6,6 +6,7 @@ A run refuses to begin where none does. The check of data and the plan say so be
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.config.metric_names import LANGUAGE_METRICS
@@ -205,17 +206,37 @@ def _lacks_target(reward: RewardConfig, answer: str) -> bool:
 
 def _answer_to(record: Mapping[str, Any], source: SourceConfig, reward: RewardConfig) -> str | None:
     """Return the right answer that a record has for a reward."""
-    if reward.column is not None:
-        # Columns are known by the names that the file has, and by those that `columns` gives them.
-        renamed = {name: record.get(column) for name, column in source.columns.items()}
-        return right_answer({**record, **renamed}, reward.column)
     try:
-        example = convert(record, source.format, source.columns, kind="prompt")
+        asked = asked_of(record, source)
     except ValueError:
         return None  # it is named among the records that cannot be used
-    answer = None
+    return asked.answer if reward.column is None else right_answer(asked.record, reward.column)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A record of data whose prompts a model answers itself."""
+
+    prompt: Any  # a text, or the messages of a conversation
+    answer: str | None  # the right one
+    record: dict[
+        str, Any
+    ]  # columns by the names that the file has, and by those that `columns` gives them
+
+
+def asked_of(record: Mapping[str, Any], source: SourceConfig) -> Asked:
+    """Return prompt and right answer of a record. Raise ValueError for one that cannot be used."""
+    example = convert(record, source.format, source.columns, kind="prompt")
+    prompt: Any = ""
+    answer: str | None = None
+    # A conversation ends with the right answer, as a pair does.
     if isinstance(example, Chat):
+        prompt = [dict(message) for message in example.messages[:-1]]
         answer = example.messages[-1]["content"]
     elif isinstance(example, Pair):
+        prompt = example.prompt
         answer = example.completion
-    return None if answer == NO_ANSWER else answer
+    if answer == NO_ANSWER:
+        answer = None
+    renamed = {name: record.get(column) for name, column in source.columns.items()}
+    return Asked(prompt, answer, {**record, **renamed})

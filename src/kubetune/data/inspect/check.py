@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -18,6 +18,7 @@ from kubetune.data.columns import Columns
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import References, unanswered, without_answers
 from kubetune.data.findings.sentences import BAD_RECORDS, find
+from kubetune.data.findings.teacher_texts import of_distillation
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.saved_share import saved_share
 from kubetune.data.prepared.data_pass import DataPass
@@ -151,19 +152,21 @@ def check(
     report.lengths = {split: Counter() for split in data_pass.sources}
 
     references = References(config.evaluation.generate, tokenizer)
-    asks = config.record_kind == "prompt"
-    unanswered_rows = 0  # of evaluation prompts
+    unanswered_rows: Counter[Split] = Counter()  # prompts, by split
     first_rows: list[list[list[int]]] = []  # of training, the ids of each row's sequences
     for result in _counted(data_pass.results(), count):
         report.count(result)
         if gallery is not None:
             gallery.add(result, report.labels)
 
+        if config.record_kind == "prompt":
+            # A row without a right answer has the end of one, for a label.
+            unanswered_rows[result.split] += result.chunk.labels.count(1)
+
         # Read by one of the two at most, since a batch is of one split.
         rows = _rows(result.chunk, config.record_kind)
-        if result.split == "eval" and (asks or not references.is_complete):
+        if result.split == "eval" and not references.is_complete:
             for row in rows:
-                unanswered_rows += row[0].answer == "none"
                 references.add(row[0].ids, row[0].trained, row[0].answer)
         if result.split == "train" and len(first_rows) < max(samples, SHARING_ROWS):
             labels = labels_of(report.labels, result.chunk)
@@ -185,7 +188,7 @@ def _judge(
     config: Config,
     data_pass: DataPass,
     references: References,
-    unanswered_rows: int,
+    unanswered_rows: Mapping[Split, int],
 ) -> None:
     """Put the counts of a pass that is over to the report, and what they mean."""
     stats = data_pass.stats()
@@ -195,9 +198,12 @@ def _judge(
     if report.ok:
         answers = unanswered(config.data.train, config.rewards, config.training.seed)
         best_metric = config.training.metric_for_best_model
-        rows = report.lengths.get("eval", Counter()).total()
-        asked = without_answers(rows, unanswered_rows, config.evaluation, best_metric)
-        report.findings = (*references.findings(), *asked, *answers, *report.findings)
+        rows = {split: lengths.total() for split, lengths in report.lengths.items()}
+        asked = without_answers(
+            rows.get("eval", 0), unanswered_rows["eval"], config.evaluation, best_metric
+        )
+        taught = of_distillation(config, rows["train"], unanswered_rows["train"])
+        report.findings = (*references.findings(), *asked, *answers, *taught, *report.findings)
 
 
 def _counted(results: Iterator[BatchResult], count: Count) -> Iterator[BatchResult]:

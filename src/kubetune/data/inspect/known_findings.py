@@ -78,7 +78,7 @@ def known_findings(
 def _missing_references(config: Config, folder: Path, tokenizer: Tokenizer) -> Iterator[Finding]:
     """Yield what a run with these prepared rows would refuse for want of references."""
     # Opening rows takes numpy, and an image processor where there are images.
-    if config.evaluation.generate is None and not config.rewards:
+    if config.evaluation.generate is None and not config.rewards and config.task != "distill":
         return
     from kubetune.data.findings.checked import missing_references
     from kubetune.data.prepared.prepare import load_prepared

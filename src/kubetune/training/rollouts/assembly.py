@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
 from kubetune.distributed import process_group
@@ -85,20 +84,10 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
 
 
 def _drawn_steps(start: RankStart, learner: Learner) -> Callable[[int], bool]:
-    """Return which steps learn from drawn answers: all, or the share of them that distillation wants.
-
-    Raise DataError if others have to learn from answers that the data lack.
-    """
+    """Return which steps learn from drawn answers: all, or the share of them that distillation wants."""
     if learner.distill is None or learner.distill.lmbda == 1:
         return lambda _: True
     share = learner.distill.lmbda
-    # A row without an answer has one label, the token that ends it.
-    lacking = int((start.data.train.trained_counts <= 1).sum())
-    if lacking:
-        raise errors.DataError(
-            f"{lacking:,} of {len(start.data.train):,} rows of data.train have no answer, and with distill.lmbda {share:g} "
-            "some steps learn from answers of the data; take only records with answers, or set lmbda to 1"
-        )
     seed = start.training.seed
     return lambda step: bool(uniforms(1, seed, "is drawn", step)[0] < share)
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.config.schema.rewards import RewardConfig
-from kubetune.data.findings.references import lacks_answers
-from kubetune.data.reading.examples import Chat, Pair
-from kubetune.data.reading.formats import convert
-from kubetune.data.reading.prompts import NO_ANSWER, right_answer
+from kubetune.data.findings.references import asked_of, lacks_answers
+from kubetune.data.reading.prompts import right_answer
 from kubetune.errors import DataError
 from kubetune.scoring.questions import records_of
 from kubetune.scoring.rewards.request import Request
@@ -77,33 +75,15 @@ def _prompt_of(
     source: SourceConfig,
     rewards: Sequence[RewardConfig],
 ) -> RewardedPrompt:
-    example = convert(record, source.format, source.columns, kind="prompt")
-    # Functions get the columns by the names that the file has, and by those that `columns` gives them.
-    record = dict(record)
-    for name, column in source.columns.items():
-        record[name] = record.get(column)
-
-    # A conversation ends with the right answer, as a pair does.
-    prompt: Any = ""
-    answer = NO_ANSWER
-    if isinstance(example, Chat):
-        prompt = [dict(message) for message in example.messages[:-1]]
-        answer = example.messages[-1]["content"]
-    elif isinstance(example, Pair):
-        prompt = example.prompt
-        answer = example.completion
-
-    of_record: str | None = answer
-    if answer == NO_ANSWER:
-        of_record = None
+    asked = asked_of(record, source)
     # The right answer is the record's, or for a reward with a column of its own what is there.
     references: list[str | None] = []
     for reward in rewards:
         if reward.column is None:
-            references.append(of_record)
+            references.append(asked.answer)
         else:
-            references.append(right_answer(record, reward.column))
-    return RewardedPrompt(prompt, record, references, of_record)
+            references.append(right_answer(asked.record, reward.column))
+    return RewardedPrompt(asked.prompt, asked.record, references, asked.answer)
 
 
 def rows_of_run(prompts: Feed, num_steps: int, settings: GrpoConfig, number: int) -> list[int]:

@@ -1,0 +1,112 @@
+"""What a teacher is asked in place of the prompt that the model answers, as `task: distill` may have it.
+
+    record             {"prompt": "2 + 2?", "solution": "4"}
+    teacher_prompt     "{prompt} The answer is {answer}."
+    the model reads    2 + 2? <answer>
+    the teacher        2 + 2? The answer is 4. <the same answer>
+
+A column `teacher_prompt` of a record comes before the template of the run file. In a conversation the text stands in place
+of the last message of the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kubetune.config.schema import Config, DistillConfig, SourceConfig
+from kubetune.config.schema.distill import ITSELF
+from kubetune.data.findings.finding import Finding
+from kubetune.data.findings.references import asked_of
+from kubetune.data.reading.record_problems import Problems
+from kubetune.data.reading.taken import read_taken
+
+# The column of a record that says what the teacher is shown.
+COLUMN: Final = "teacher_prompt"
+
+
+def teacher_text(
+    record: Mapping[str, Any], prompt: Any, answer: str | None, template: str | None
+) -> str | None:
+    """Return what the teacher is asked, None if it is asked what the model is.
+
+    Raise LookupError, whose text says what the record lacks, or ValueError for a template that is none.
+    """
+    of_record = record.get(COLUMN)
+    if isinstance(of_record, str) and of_record.strip():
+        return of_record
+    if template is None:
+        return None
+    question = prompt
+    if not isinstance(question, str):
+        users = [turn["content"] for turn in question if turn["role"] == "user"]
+        question = users[-1] if users else ""
+    fields = {**record, "prompt": question}
+    if answer is not None:
+        fields["answer"] = answer
+    try:
+        return template.format_map(fields)
+    except AttributeError as error:
+        raise LookupError(str(error)) from None
+
+
+def of_distillation(config: Config, rows: int, unanswered_rows: int) -> Iterator[Finding]:
+    """Yield errors for what distillation takes from the records of training, and they lack.
+
+    `rows`: those of training; `unanswered_rows`: of these, the ones without an answer.
+    """
+    if config.task != "distill":
+        return
+    yield from _without_given_answers(rows, unanswered_rows, config.distill)
+    yield from _without_teacher_text(config.data.train, config.distill, config.training.seed)
+
+
+def _without_teacher_text(
+    sources: Sequence[SourceConfig], settings: DistillConfig, seed: int
+) -> Iterator[Finding]:
+    """Yield an error where records of training lack what the teacher is to be shown. Records are read once more."""
+    itself = settings.teacher == ITSELF
+    if settings.teacher_prompt is None and not itself:
+        return
+    records = 0
+    lacking: dict[str, int] = {}
+    for source in sources:
+        for record in read_taken(source, seed, Problems(0)):
+            try:
+                asked = asked_of(record.value, source)
+            except ValueError:
+                continue  # it is named among the records that cannot be used
+            records += 1
+            what = ""
+            try:
+                text = teacher_text(
+                    asked.record, asked.prompt, asked.answer, settings.teacher_prompt
+                )
+                if text is None and itself:
+                    what = f"a column `{COLUMN}`"
+            except (LookupError, ValueError) as error:
+                what = str(error)
+            if what:
+                lacking[what] = lacking.get(what, 0) + 1
+    for what, number in lacking.items():
+        sentence = f"{number:,} of {records:,} records of data.train lack {what}, which the teacher is to be shown"
+        advice = (
+            f"Expected what distill.teacher_prompt names in each record, or a column `{COLUMN}`"
+        )
+        if itself and settings.teacher_prompt is None:
+            advice = "Expected that column, or distill.teacher_prompt: a model learns nothing from itself otherwise"
+        yield Finding("no_teacher_prompt", "error", "train", sentence, number, advice=advice)
+
+
+def _without_given_answers(
+    rows: int, unanswered_rows: int, settings: DistillConfig
+) -> Iterator[Finding]:
+    """Yield an error where some steps learn from answers of the data, which rows of training do not have."""
+    if not unanswered_rows or not 0 < settings.lmbda < 1:
+        return
+    sentence = (
+        f"{unanswered_rows:,} of {rows:,} rows of data.train have no answer, and with distill.lmbda {settings.lmbda:g} "
+        "some steps learn from answers of the data"
+    )
+    advice = "Take only records with answers, or set lmbda to 1"
+    yield Finding("no_answers", "error", "train", sentence, unanswered_rows, advice=advice)
