@@ -29,6 +29,7 @@ from kubetune.library.sweep.sweep_record import (
     write_record,
     write_search,
 )
+from kubetune.reporting.sweeps import scatter
 from kubetune.reporting.sweeps.parallel import draw
 from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, round_numbers
 from tests.run.test_report_long import write_run
@@ -111,6 +112,26 @@ def test_lines_lie_where_values_do(tmp_path: Path) -> None:
     assert "Without a result: 2" in facts.summary
     more = sweep_facts(write_sweep(tmp_path, MIXED, search_of(greater=True)))
     assert lines_of(draw(more))[0][0] == {"trial", "done", "part-50", "best"}
+
+
+def test_dots_lie_where_values_do(tmp_path: Path) -> None:
+    facts = sweep_facts(write_sweep(tmp_path, MIXED))
+    by_rate, by_rank = scatter.draw(facts)
+    dots = {}
+    for look, number, x, y in re.findall(
+        r'<circle class="([^"]+)" data-trial="(\d+)" cx="([\d.]+)" cy="([\d.]+)"', by_rate
+    ):
+        dots[int(number)] = (set(look.split()), float(x), float(y))
+    # Neither the trial that failed nor the one without a value is among results.
+    assert sorted(dots) == [0, 1, 2, 5]
+    left, middle, right = (dots[number][1] for number in (1, 0, 2))
+    assert middle - left == right - middle > 0, "1e-3 is half of the way from 1e-5 to 1e-1"
+    assert dots[1][2] == dots[5][2] > dots[0][2] > dots[2][2], "1.0, 1.0, 2.0, 3.0 from the bottom"
+    assert dots[1][0] == {"trial", "done", "part-100", "best"}
+    assert dots[2][0] == {"trial", "stopped-early", "part-0"}
+    assert ">lora.r</text>" in by_rank
+    # A single result lies nowhere in particular.
+    assert scatter.draw(sweep_facts(write_sweep(tmp_path, MIXED[:1]))) == []
 
 
 def test_what_cannot_be_drawn_is_counted(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from html import escape
 
 from markupsafe import Markup
 
-from kubetune.reporting.sweeps.facts import SweepFacts, TrialFacts
+from kubetune.reporting.sweeps.facts import Setting, SweepFacts, TrialFacts
 from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, Scale, Tick
 
 # Measures of the figure, in pixels.
@@ -127,18 +127,14 @@ def _axes(sweep: SweepFacts) -> list[_Axis]:
     distance = max(_STRIDE, (_WIDTH - _LEFT - _RIGHT) / max(1, count))
     axes = []
     for index, setting in enumerate(sweep.settings):
-        scale: Scale = ChoiceScale(setting.choices)
         about = ""
-        if not setting.choices:
-            scale = NumberScale(setting.low, setting.high, setting.log, setting.whole)
-            if setting.log:
-                about = "log scale"
+        if setting.log:
+            about = "log scale"
         x = _LEFT + index * distance
-        axes.append(_Axis(x, sweep.labels[index], about, setting.key, scale))
+        axes.append(_Axis(x, sweep.labels[index], about, setting.key, scale_of(setting)))
 
     # The metric's axis comes last, so that lines end at the results.
-    results = [trial.result for trial in sweep.trials if trial.result is not None]
-    of_results = NumberScale.of_results(results)
+    of_results = scale_of_results(sweep)
     about = "lower is better"
     if sweep.greater:
         about = "higher is better"
@@ -146,6 +142,28 @@ def _axes(sweep: SweepFacts) -> list[_Axis]:
         about += ", log scale"
     axes.append(_Axis(_LEFT + count * distance, sweep.metric, about, sweep.metric, of_results))
     return axes
+
+
+def scale_of(setting: Setting) -> Scale:
+    """Return the scale of a setting's values."""
+    if setting.choices:
+        return ChoiceScale(setting.choices)
+    return NumberScale(setting.low, setting.high, setting.log, setting.whole)
+
+
+def scale_of_results(sweep: SweepFacts) -> NumberScale | None:
+    """Return the scale of the metric; None without any result."""
+    return NumberScale.of_results(
+        [trial.result for trial in sweep.trials if trial.result is not None]
+    )
+
+
+def colour(height: float, sweep: SweepFacts) -> str:
+    """Return the class of a result's colour, from worst to best. `height` on the metric's axis is 0 to 1."""
+    share = height
+    if not sweep.greater:
+        share = 1 - height
+    return f"part-{round(100 * share)}"
 
 
 def _line(trial: TrialFacts, axes: Sequence[_Axis], sweep: SweepFacts) -> str:
@@ -169,11 +187,7 @@ def _line(trial: TrialFacts, axes: Sequence[_Axis], sweep: SweepFacts) -> str:
     # The style sheet has a class for each state, and one for each share of the way from worst to best.
     look = f"trial {trial.state.replace(' ', '-')}"
     if end is not None:
-        height = (_BOTTOM - end) / (_BOTTOM - _TOP)
-        share = height
-        if not sweep.greater:
-            share = 1 - height
-        look += f" part-{round(100 * share)}"
+        look += f" {colour((_BOTTOM - end) / (_BOTTOM - _TOP), sweep)}"
     if trial == sweep.best:
         look += " best"
     return f'<path class="{look}" data-trial="{trial.number}" d="{path}"/>'

@@ -14,6 +14,7 @@ from kubetune.reporting.rendering import render
 from kubetune.reporting.run_charts import points_of
 from kubetune.reporting.sweeps.facts import SweepFacts
 from kubetune.reporting.sweeps.parallel import draw
+from kubetune.reporting.sweeps.scatter import draw as draw_dots
 
 TEMPLATE = "sweep.html"
 
@@ -35,4 +36,9 @@ def write_sweep_report(sweep: SweepFacts, run_dirs: Sequence[Path], output: Path
 
 def template_facts(sweep: SweepFacts) -> dict[str, Any]:
     """Return what the template needs of the sweep itself."""
-    return {"title": f"Sweep {sweep.name}", "sweep": sweep, "figure": draw(sweep)}
+    return {
+        "title": f"Sweep {sweep.name}",
+        "sweep": sweep,
+        "figure": draw(sweep),
+        "dots": draw_dots(sweep),
+    }

@@ -21,11 +21,10 @@
     const svg = figure();
     if (!svg) return;
     const line = number === null ? null : svg.querySelector(`[data-trial="${number}"]`);
-    svg.classList.toggle("choosing", Boolean(line));
-    svg.querySelectorAll(".chosen").forEach((other) => other.classList.remove("chosen"));
+    document.querySelectorAll(".parallel, .scatter").forEach((other) => other.classList.toggle("choosing", Boolean(line)));
+    document.querySelectorAll("[data-trial]").forEach((other) => other.classList.toggle("chosen", Boolean(line) && other.dataset.trial === number));
     rows().forEach((row) => row.classList.toggle("chosen", row.id === `trial-${number}`));
     if (!line) { document.querySelector("[data-readout-trial]").textContent = hint; return; }
-    line.classList.add("chosen");
     const text = words(document.getElementById(`trial-${number}`));
     document.querySelector("[data-readout-trial]").textContent = text;
     slider().value = order().indexOf(number);
@@ -58,19 +57,21 @@
     if (number !== null && number !== chosen) choose(number);
   });
   document.addEventListener("click", (event) => {
-    if (!event.target.closest(".parallel")) return;
-    const number = nearest(event);
-    if (number !== null) document.getElementById(`trial-${number}`).scrollIntoView({ block: "center" });
+    if (!event.target.closest(".parallel, .scatter")) return;
+    const number = event.target.closest("circle[data-trial]")?.dataset.trial ?? (event.target.closest(".parallel") && nearest(event));
+    if (number) document.getElementById(`trial-${number}`).scrollIntoView({ block: "center" });
   });
   document.addEventListener("input", (event) => {
     if (event.target.matches("[data-trials]")) choose(order()[Number(event.target.value)]);
   });
   document.addEventListener("pointerover", (event) => {
     const row = event.target.closest(".trials tbody tr");
-    if (row) choose(row.id.slice(6));
+    const number = row?.id.slice(6) ?? event.target.closest(".scatter [data-trial]")?.dataset.trial;
+    if (number) choose(number);
   });
   document.addEventListener("pointerout", (event) => {
-    if (event.target.closest(".parallel, .trials") && !event.relatedTarget?.closest?.(".parallel, .trials")) choose(null);
+    const drawn = ".parallel, .scatter, .trials";
+    if (event.target.closest(drawn) && !event.relatedTarget?.closest?.(drawn)) choose(null);
   });
   document.addEventListener("renewed", () => choose(chosen));
 })();
