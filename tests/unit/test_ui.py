@@ -456,6 +456,26 @@ def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> 
     assert "/compare?dir=first&amp;dir=second" in text
 
 
+def test_distillation_is_about_its_divergence_not_the_loss_of_evaluations(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    settings |= {"task": "distill", "distill": {"teacher": "a/teacher", "lmbda": 0}}
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+    lines = []
+    for step in range(1, 61):
+        divergence = 0.5 if step < 30 else 0.25
+        lines.append({"step": step, "epoch": step / 60, "loss": 1.0, "divergence": divergence})
+    lines.append({"step": 60, "epoch": 1.0, "eval_loss": 2.9})
+    (run_dir / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert (shown.value.label, shown.value.before, shown.value.after) == (
+        "divergence of a step", "0.5", "0.25",
+    )  # fmt: skip
+    assert "held out" not in shown.sure
+    assert not shown.is_worse
+
+
 def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "a", 60)
     settings = json.loads((run_dir / "resolved.json").read_text())

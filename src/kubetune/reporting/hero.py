@@ -77,7 +77,9 @@ def hero(run: RunRecord) -> Hero | None:
     if line is None and run.base:
         line = run.measurements[0]
     name = _point_of(run, line) if line is not None else None
-    if line is None or name is None or line.get(name) is None:
+    # Distillation is about its divergence, which steps measure; the loss of an evaluation is another measure.
+    is_beside_the_point = run.config.task == "distill" and name == "eval_loss"
+    if line is None or name is None or line.get(name) is None or is_beside_the_point:
         return _of_steps(run)
 
     before = run.base.get(name) if line["step"] else None
@@ -110,7 +112,7 @@ def _point_of(run: RunRecord, line: Mapping[str, Any]) -> str | None:
 
 
 def _of_steps(run: RunRecord) -> Hero | None:
-    """Return the point of a run without evaluations: its reward, accuracy or loss in the first and the last steps."""
+    """Return the point of a run by its steps: reward, divergence, accuracy or loss in the first and the last of them."""
     for key in _OF_STEPS:
         series = run.numbers.curves.get(key)
         values = [value for value in series.values if value is not None] if series else []
@@ -123,7 +125,9 @@ def _of_steps(run: RunRecord) -> Hero | None:
         value = _value(key, first if len(values) > 1 else None, last, run)
         label = f"training {value.label}" if key == "loss" else f"{value.label} of a step"
         is_worse = last < first if is_greater_better(key) else last > first
-        sure = "mean of the first and of the last steps; nothing was held out to measure it"
+        sure = "mean of the first and of the last steps"
+        if not run.evaluations:
+            sure += "; nothing was held out to measure it"
         return Hero(replace(value, label=label), sure, is_worse, (), _curve(run, key))
     return None
 
