@@ -66,7 +66,9 @@ def test_axes_smoothing_and_scales_redraw(tab: Page, errors: list[str], page: Pa
         pictures.append(tab.evaluate(DRAWN.format(0)))
         tab.focus(".chart")
         tab.keyboard.press("ArrowRight")
-        assert tab.evaluate("document.querySelector('.readout').textContent").startswith(f"{name} ")
+        assert tab.evaluate("document.querySelector('.values b').textContent").startswith(
+            f"{name} "
+        )
     tab.select_option("#x-axis", "step")
     for value in ("0", "6"):
         tab.fill("#smoothing", value)

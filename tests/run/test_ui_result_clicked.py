@@ -83,7 +83,7 @@ def exported(run_dir: Path) -> list[Path]:
 
 def begin(tab: Page, verb: str) -> None:
     """Click the button of a form, and wait until its command has begun."""
-    tab.locator(f"#{verb.lower()} button.main").click()
+    tab.locator(f"#{verb.lower()} button:not([type])").click()
     wait(
         tab,
         f"document.querySelector('#job code')?.textContent.startsWith('kubetune {verb.lower()} ')",
@@ -105,7 +105,7 @@ def test_an_evaluation_outlives_a_reload_and_shows_what_the_verb_wrote(
     result_of(tab, server, "Evaluate")
     begin(tab, "Evaluate")
     tab.reload()
-    assert tab.locator("#export button.main").is_disabled(), "one at a time"
+    assert tab.locator("#export button:not([type])").is_disabled(), "one at a time"
     assert end_of(tab) == "It is done (exit code 0)."
     evaluation = read_object(server.folder / "bot" / metrics.EVALUATION)
     for name in evaluation["metrics"]:
@@ -187,7 +187,7 @@ def test_a_push_without_a_token_is_refused_and_with_one_arrives_private(
                 result_of(tab, server, "Push")
                 tab.fill("#push-repo", "org/bot")
                 if not token:
-                    tab.click("#push button.main")
+                    tab.click("#push button:not([type])")
                     wait(tab, "!document.querySelector('#push .problem').hidden")
                     assert "no token for the hub: set HF_TOKEN" in tab.inner_text("#push .problem")
                     assert not hub.requests

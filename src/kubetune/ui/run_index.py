@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base import jsonl
+from kubetune.config.metric_names import main_metric
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import read_config
 from kubetune.errors import EnvironmentFault
@@ -82,15 +83,20 @@ class Records:
         return os.path.relpath(run_dir, self.folder)
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the facts of all runs, with `dir`, the name, and `spark`, a small curve of the loss."""
+        """Return the facts of all runs.
+
+        With `dir`, the name, `main`, the metric that the run is about, and `spark`, a small curve of the loss.
+        """
         runs = []
         for run_dir in find_runs(self.folder):
             now = signature(run_dir)
             # A folder may hold thousands of runs, of which few change between two looks.
             before, run = self._facts.get(run_dir, ((), {}))
             if before != now:
+                of_run = facts(run_dir)
                 run = {
-                    **facts(run_dir),
+                    **of_run,
+                    "main": main_metric(of_run["evaluation"] or {}, of_run["metric"]),
                     "dir": self.name_of(run_dir),
                     "spark": spark(run_dir),
                 }

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.humanize import duration
-from kubetune.config.metric_names import main_metric
 from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import curves_of, page_of
@@ -34,7 +33,7 @@ def _row(site: Site, run: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """Return what the table shows of a run. `metric` is the one that was chosen, "" for what each run is about."""
     run_dir = Path(run["path"])
     evaluation = run["evaluation"] or {}
-    main = main_metric(evaluation, run["metric"])
+    main = run["main"]
     if metric:
         main = metric if evaluation.get(metric) is not None else None
     return {

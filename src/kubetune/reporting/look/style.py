@@ -38,7 +38,7 @@ STATE_ICONS = {
     "circle-play": ("running",),
     "loader-circle": ("starting", "loading"),
     "circle-stop": ("stopped", "ended"),
-    "circle-pause": ("pruned",),
+    "circle-pause": ("pruned", "stopped-early"),
     "clock": ("waiting",),
     "circle-x": ("failed",),
     "triangle-alert": ("damaged",),
@@ -51,13 +51,15 @@ def icon_style() -> str:
     icons = _icons()
     names = ", ".join(f".i-{name}::before" for name in icons)
     rules = [
-        f'.state::before, {names} {{ content: "" / ""; display: inline-block; flex: none; width: 1.1em; height: 1.1em; '
+        f".state::before, details:not(.menu) > summary::before, {names} "
+        '{ content: "" / ""; display: inline-block; flex: none; width: 1.1em; height: 1.1em; '
         "vertical-align: -.16em; background: var(--sign, currentcolor); mask: var(--icon) center / contain no-repeat; "
         "print-color-adjust: exact; -webkit-print-color-adjust: exact; }"
     ]
     for name, address in icons.items():
         rules.append(f'.i-{name}::before {{ --icon: url("{address}"); }}')
     rules.append(f'.state::before {{ --icon: url("{icons["circle-dashed"]}"); }}')
+    rules.append(f'details > summary::before {{ --icon: url("{icons["chevron-right"]}"); }}')
     for name, states in STATE_ICONS.items():
         selectors = ", ".join(f".state.{state}::before" for state in states)
         rules.append(f'{selectors} {{ --icon: url("{icons[name]}"); }}')

@@ -140,25 +140,51 @@ window.drawCharts = () => {
     ctx.restore();
   };
 
-  const say = (index) => (plot) => {
+  const drawing = "http://www.w3.org/2000/svg";
+  const sampleOf = (line) => {
+    const sample = document.createElementNS(drawing, "svg");
+    const stroke = document.createElementNS(drawing, "path");
+    const looks = { d: "M0 5H30", stroke: ofLine(line), "stroke-width": line.kind === "raw" ? 1.2 : 2.4, "stroke-dasharray": dashes[line.dash % dashes.length].join(" ") };
+    for (const [name, value] of Object.entries(looks)) stroke.setAttribute(name, value);
+    sample.setAttribute("viewBox", "0 0 30 10");
+    sample.setAttribute("aria-hidden", "true");
+    sample.append(stroke);
+    return sample;
+  };
+
+  // What the lines are at the cursor, in a box beside it: as all charts share the cursor, each shows its own.
+  const showValues = (index) => (plot) => {
     const chart = charts[index];
-    const out = document.querySelector(`[data-readout="${index}"]`);
     const place = document.querySelector(`[data-chart="${index}"]`);
+    const box = place.querySelector(".values");
     const at = plot.cursor.idx;
-    if (at === null || at === undefined) { out.textContent = ""; return; }
-    const value = (i) => plot.data[i + 1][at];
-    const parts = chart.lines.map((line, i) => {
-      if (line.kind === "edge" || value(i) == null || !plot.series[i + 1].show) return null;
-      const band = chart.bands.find(([high]) => high === i + 2);
-      const range = band ? ` (${write[chart.unit](value(band[1] - 1))} to ${write[chart.unit](value(band[0] - 1))})` : "";
-      return `${line.label} ${write[chart.unit](value(i))}${range}`;
-    });
+    box.hidden = at === null || at === undefined;
+    if (box.hidden) return;
     const x = plot.data[0][at];
-    const near = chart.markers.filter((mark) => reached(0, mark.step) === x).map((mark) => mark.text);
-    out.textContent = [`${xName} ${onX(x)}`, ...parts.filter(Boolean), ...near].join(" · ");
+    const parts = [`${xName} ${onX(x)}`];
+    const rows = [Object.assign(document.createElement("b"), { textContent: parts[0] })];
+    const add = (line, name, value) => {
+      const row = document.createElement("span");
+      if (line) row.append(sampleOf(line));
+      row.append(name, Object.assign(document.createElement("b"), { textContent: value }));
+      rows.push(row);
+      parts.push(`${name} ${value}`.trim());
+    };
+    chart.lines.forEach((line, i) => {
+      const value = plot.data[i + 1][at];
+      if (line.kind === "edge" || value == null || !plot.series[i + 1].show) return;
+      const band = chart.bands.find(([high]) => high === i + 2);
+      const range = band ? ` (${band.map((part) => write[chart.unit](plot.data[part][at])).reverse().join(" to ")})` : "";
+      add(line, line.label, write[chart.unit](value) + range);
+    });
+    for (const mark of chart.markers) if (reached(0, mark.step) === x) add(null, mark.text, "");
+    box.replaceChildren(...rows);
+    const isRight = plot.cursor.left > plot.over.clientWidth / 2;
+    box.style.left = isRight ? "auto" : `${plot.cursor.left + 12}px`;
+    box.style.right = isRight ? `${plot.over.clientWidth - plot.cursor.left + 12}px` : "auto";
     place.setAttribute("aria-valuemax", plot.data[0].length - 1);
     place.setAttribute("aria-valuenow", at);
-    place.setAttribute("aria-valuetext", out.textContent);
+    place.setAttribute("aria-valuetext", parts.join(" · "));
   };
 
   const yScale = (index) => (scales.get(index) === "logarithm" ? { distr: 3 }
@@ -175,7 +201,7 @@ window.drawCharts = () => {
     const columns = columnsOf(chart);
     const plot = new uPlot({
       width: onPaper ? paperWidth : Math.max(200, place.clientWidth),
-      height: onPaper ? 190 : place.closest(".hero, .pane") ? 220 : 250,
+      height: place.closest(":fullscreen") ? innerHeight - 190 : onPaper ? 190 : place.closest(".hero, .pane") ? 220 : 250,
       series: [{ label: xName }, ...chart.lines.map((line, i) => series(line, columns[i + 1], hidden.get(index).has(i)))],
       bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
       scales: {
@@ -185,14 +211,19 @@ window.drawCharts = () => {
       axes: [
         { ...axis, space: 60, size: 34, labelSize: 16, label: byId("x-axis").selectedOptions[0].textContent,
           values: (u, at) => at.map((v) => (Number.isInteger(v) || !whole ? onX(v) : "")) },
-        { ...axis, label: chart.axis, size: chart.unit === "bytes" ? 78 : 62,
+        // A name that is over the chart already, or longer than the axis, is left out.
+        { ...axis, ...(chart.axis === chart.title || chart.axis.length > 34 ? {} : { label: chart.axis }), size: chart.unit === "bytes" ? 78 : 62,
           ...(chart.unit === "bytes" && scales.get(index) !== "logarithm" ? { incrs: binary } : {}),
           values: (u, at) => at.map((v) => (v === null ? "" : onAxis[chart.unit](v))) },
       ],
-      cursor: { sync: { key: "steps" }, points: { size: 8 }, focus: { prox: -1 } },
+      cursor: { sync: { key: "steps" }, y: false, points: { size: 8 }, focus: { prox: -1 } },
       legend: { show: false },
-      hooks: { draw: [marks(chart), letters(chart)], setCursor: [say(index)] },
+      hooks: { draw: [marks(chart), letters(chart)], setCursor: [showValues(index)] },
     }, columns, place);
+    const box = document.createElement("div");
+    box.className = "values";
+    box.hidden = true;
+    plot.over.append(box);
     drawn.set(index, plot);
     describe(index);
   };
@@ -209,16 +240,7 @@ window.drawCharts = () => {
       const button = document.createElement("button");
       button.type = "button";
       button.setAttribute("aria-pressed", String(!hidden.get(index).has(i)));
-      const sample = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-      sample.setAttribute("viewBox", "0 0 30 10");
-      sample.setAttribute("aria-hidden", "true");
-      const stroke = document.createElementNS("http://www.w3.org/2000/svg", "path");
-      stroke.setAttribute("d", "M0 5H30");
-      stroke.setAttribute("stroke", ofLine(line));
-      stroke.setAttribute("stroke-width", line.kind === "raw" ? "1.2" : "2.4");
-      stroke.setAttribute("stroke-dasharray", dashes[line.dash % dashes.length].join(" "));
-      sample.append(stroke);
-      button.append(sample, line.label);
+      button.append(sampleOf(line), line.label);
       button.addEventListener("click", () => {
         hidden.get(index)[hidden.get(index).has(i) ? "delete" : "add"](i);
         draw(index);
@@ -307,6 +329,8 @@ window.drawCharts = () => {
     document.querySelector(`[data-csv="${index}"]`).addEventListener("click", () =>
       save(`${chart.name}.csv`, new Blob([table(chart)], { type: "text/csv" })));
     document.querySelector(`[data-png="${index}"]`).addEventListener("click", () => picture(index));
+    const whole = document.querySelector(`[data-whole="${index}"]`);
+    whole.addEventListener("click", () => (document.fullscreenElement ? document.exitFullscreen() : whole.closest("figure").requestFullscreen()));
   });
   byId("x-axis").addEventListener("change", (event) => { xName = event.target.value; drawAll(); });
   byId("smoothing").addEventListener("input", (event) => {
@@ -358,5 +382,7 @@ window.drawCharts = () => {
   addEventListener("resize", () => {
     if (innerWidth !== width && !onPaper) { width = innerWidth; drawAll(); }
   }, { signal });
+  // The window may have been as large before.
+  document.addEventListener("fullscreenchange", drawAll, { signal });
 };
 if (document.getElementById("chart-data")) window.drawCharts();

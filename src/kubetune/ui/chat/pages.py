@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kubetune.base import logs
-from kubetune.config.metric_names import main_metric
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.results import require_sampling
 from kubetune.reporting.rendering import turns
@@ -49,11 +48,7 @@ def chat(request: Request) -> Response:
         words += ["--beside", str(find_run(site, beside))]
 
     # A run without a checkpoint has no model.
-    listed = []
-    for run in site.records.listed():
-        if run["saved_step"] is not None:
-            main = main_metric(run["evaluation"] or {}, run["metric"])
-            listed.append({**run, "main": main})
+    listed = [run for run in site.records.listed() if run["saved_step"] is not None]
     listed.sort(key=lambda run: run["started"] or "", reverse=True)
     facts = {
         "title": "Chat",

@@ -41,7 +41,7 @@ for (const form of document.querySelectorAll("form[data-verb]")) {
     event.preventDefault();
     clearTimeout(timer);
     asked += 1;
-    const button = form.querySelector("button.main");
+    const button = form.querySelector("button:not([type])");
     button.disabled = true;
     try {
       const begun = await ask("/run/result/start", form);

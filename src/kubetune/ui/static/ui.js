@@ -69,7 +69,15 @@ const makeTabs = (list) => {
       link.id = `tab-${link.textContent}`;
       const panels = sections().filter((section) => section.dataset.tab === link.textContent);
       link.setAttribute("aria-controls", panels.map((panel) => panel.id).join(" "));
-      for (const panel of panels) { panel.setAttribute("role", "tabpanel"); panel.setAttribute("aria-labelledby", link.id); }
+      for (const panel of panels) {
+        panel.setAttribute("role", "tabpanel");
+        const heading = panel.querySelector("h2");
+        // Each panel of a tab has a name of its own.
+        if (panels.length > 1 && heading) panel.setAttribute("aria-label", `${link.textContent}: ${heading.textContent}`);
+        else panel.setAttribute("aria-labelledby", link.id);
+        // A heading that only repeats the name of the tab is not shown.
+        heading?.classList.toggle("visually-hidden", heading.textContent === link.textContent);
+      }
     }
   };
   const current = () => links().find((link) => link.getAttribute("aria-selected") === "true")?.textContent ?? links()[0].textContent;
