@@ -196,6 +196,9 @@ def test_ranks_train_as_one_and_the_result_is_exported(inputs: Path, tmp_path: P
     for name in DISTILL_MEASURES:
         is_measured = name not in ("teacher_mass", "student_mass", "overlap")
         assert (steps[0].get(name) is not None) == is_measured, name
+    for line in metrics.read_lines(one / metrics.TIMINGS):
+        assert 0 < line["teacher_seconds"] < line["seconds"]
+        assert line["train_seconds"] == line["seconds"] - line["teacher_seconds"]
     assert cli.main(["report", str(one)]) == 0
     assert cli.main(["export", str(one), "-o", str(tmp_path / "exported")]) == 0
     assert cli.main(["evaluate", str(one)]) == 0
@@ -289,7 +292,7 @@ def test_what_a_teacher_said_is_kept_and_the_same(inputs: Path, tmp_path: Path) 
     settings: dict[str, Any] = {"support": "teacher_k", "top_k": 8, "beta": 0.5}
     config = config_of(inputs, distill=settings, data=data)
     run_dir = toy.make_run(tmp_path / "killed", config)
-    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:reference:3"}) == [-9]
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:teacher:3"}) == [-9]
     assert len(list((tmp_path / "cache").rglob("*.parts/*.npz"))) == 2
     assert toy.train(run_dir, 2) == [0, 0]
     again = toy.finished(tmp_path / "again", config)

@@ -108,6 +108,7 @@ def note_phase(run_dir: Path, phase: str) -> None:
     [
         ("evaluation", "evaluating"),
         ("reference", "running the reference model"),
+        ("teacher", "asking the teacher"),
         ("generation", "drawing answers"),
         ("micro-batch", "in a step"),
     ],

@@ -57,8 +57,14 @@ DRAWN_MEASURES: Final = (
     "entropy",
 )
 
-# What a step of `task: grpo` took, in timings.jsonl. Servers may draw while the step trains.
-SECONDS_OF_PARTS: Final = ("sync_seconds", "generate_seconds", "reward_seconds", "train_seconds")
+# What a step of `task: grpo` or `task: distill` took, in timings.jsonl. Servers may draw while the step trains.
+SECONDS_OF_PARTS: Final = (
+    "sync_seconds",
+    "generate_seconds",
+    "reward_seconds",
+    "teacher_seconds",
+    "train_seconds",
+)
 
 # Metrics of a step of a mixture of experts. The two router losses exist only if routers learn.
 EXPERT_MEASURES: Final = (

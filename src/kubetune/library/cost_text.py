@@ -28,7 +28,7 @@ def lines(
     if costs.weights is not None:
         yield from _trained_lines(Trainable(config.lora, config.sight), base, costs.weights)
     yield from _memory_lines(config.model.dtype, plan.device, costs, changes)
-    yield from _time_lines(config.evaluation, config.compute.price_per_gpu_hour, costs)
+    yield from _time_lines(config.task, config.evaluation, config.compute.price_per_gpu_hour, costs)
     if costs.drawing is not None:
         drawer = _drawer(config, costs.drawing, costs.cache_bytes)
         yield from drawing_lines(config.drawing, costs.drawing, drawer, costs.drawing_hours)
@@ -101,7 +101,7 @@ def _memory_lines(
 
 
 def _time_lines(
-    evaluation: EvaluationConfig, device_hour: float | None, costs: Costs
+    task: str, evaluation: EvaluationConfig, device_hour: float | None, costs: Costs
 ) -> LabelledLines:
     """Yield how long the run takes, what is added to that, and the price. `device_hour`: of a device and hour."""
     if costs.bill is None:
@@ -114,7 +114,10 @@ def _time_lines(
         yield "", text
     if costs.reference_hours:
         hours = duration(costs.reference_hours * 3600)
-        yield "", f"scoring every answer with the model before training adds about {hours}, once"
+        asked = "scoring every answer with the model before training"
+        if task == "distill":
+            asked = "asking the teacher about every answer"
+        yield "", f"{asked} adds about {hours}, once"
     if evaluation.benchmarks is not None:
         names = ", ".join(evaluation.benchmarks.tasks)
         yield "", f"not counted: {names} at the end, on the base model and the tuned one"

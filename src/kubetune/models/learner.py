@@ -75,6 +75,8 @@ class Learner:
     gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
     # Takes back what was changed in transformers for this model.
     undo: ExitStack = field(default_factory=ExitStack)
+    # Of parts of the step that is being made, for its timing.
+    seconds: dict[str, float] = field(default_factory=dict)
     # How the routers of a mixture load its experts.
     routing: Routing = field(default_factory=Routing)
 
@@ -90,6 +92,7 @@ class Learner:
         evaluate: Callable[[Learner, Batch], Any],
     ) -> None:
         """Begin a step. The balance loss of routers looks at all of its micro-batches first."""
+        self.seconds.clear()
         # It ran the model, and then lets the layers go.
         if self.routing.begin(work, world, partial(evaluate, self)):
             fsdp.close(self.lm)

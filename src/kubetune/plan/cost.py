@@ -11,7 +11,7 @@ from kubetune.config.schema import ComputeConfig, EvaluationConfig, LoraConfig, 
 from kubetune.plan import earlier_runs
 from kubetune.plan.earlier_runs import Range, RunShape, Speed
 from kubetune.plan.flops import causal_pairs, planned_cost
-from kubetune.plan.linears import shape_of
+from kubetune.plan.linears import Trainable, shape_of
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
@@ -150,6 +150,20 @@ def reference_hours(
     return tokens / (rate * _reading_speed(lora)) / 3600
 
 
+def teacher_hours(
+    work: RankWork, weights: Weights | None, teacher: Weights | None, plan: Plan, rate: float | None
+) -> float | None:
+    """Return the hours to ask a teacher about all rows of training once; None if they are unknown."""
+    if not rate or weights is None or not plan.rows or not plan.tokens_per_epoch:
+        return None
+    length = plan.tokens_per_epoch / plan.rows
+    of_training = flops_per_token(work, weights, length, plan.saved_share)
+    if not of_training:
+        return None
+    share = reading_flops(teacher, length) / of_training
+    return plan.tokens_per_epoch * share / rate / 3600 or None
+
+
 def _reading_speed(lora: LoraConfig | None) -> int:
     """How many times faster a token is read than trained on, with adapters or with all parameters."""
     return 2 if lora is not None else 3
@@ -208,7 +222,19 @@ def flops_per_token(
     if cost is None:
         return None
     length = length or work.sequence_tokens
-    return cost.without_share(saved_share).of(1, causal_pairs(length) / length, 1)
+    flops = cost.without_share(saved_share).of(1, causal_pairs(length) / length, 1)
+    return flops + reading_flops(work.teacher, length, saved_share)
+
+
+def reading_flops(weights: Weights | None, length: float, saved_share: float = 0.0) -> float:
+    """Return the FLOPs of reading a token by a model that does not learn; 0 without one, or if its sizes are unknown."""
+    cost = None
+    if weights is not None:
+        cost = planned_cost(Trainable(None, None), weights, has_vocabulary=True)
+    if cost is None:
+        return 0.0
+    # A forward is a third of what training all parameters takes.
+    return cost.without_share(saved_share).of(1, causal_pairs(length) / length, 1) / 3
 
 
 def time_line(estimate: Bill) -> str:

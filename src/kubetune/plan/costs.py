@@ -50,7 +50,9 @@ class Costs:
     memory: Forecast | None  # of one device
     bill: Bill | None  # time and price of the steps
     evaluation_hours: float | None  # of all evaluations
-    reference_hours: float | None  # of scoring every answer with the model before training
+    reference_hours: (
+        float | None
+    )  # of asking the model before training, or a teacher, about every answer once
     # Of a run by reward: what it draws, the most bytes of a process's key-value cache, and its hours by part.
     drawing: Drawing | None
     cache_bytes: int | None
@@ -118,7 +120,7 @@ def costs_of(
 
     # Memory depends on the longest row. Speeds of runs are compared by rows as long as the config lets them be.
     longest_work = RankWork.of(config, plan, data.longest)
-    work = RankWork.of(config, plan)
+    work = work_of(config, plan, environ)
     memory = None
     cache_bytes = None
     if weights is not None:
@@ -135,6 +137,10 @@ def costs_of(
         waiting_share = earlier_runs.waiting_share(kind, known)
         drawing_hours = drawing.hours_by_part(bill.hours, waiting_share)
     rate = None if bill is None else bill.tokens_per_second
+    reference_hours = cost.reference_hours(config.task, config.preference, config.lora, plan, rate)
+    if config.task == "distill" and config.distill.keeps_teacher:
+        teacher = _teacher(config, environ)
+        reference_hours = cost.teacher_hours(work, weights, teacher, plan, rate)
     return Costs(
         weights=weights,
         memory=memory,
@@ -147,13 +153,25 @@ def costs_of(
             data.forget_rows,
             needs_base=config.needs_base,
         ),
-        reference_hours=cost.reference_hours(
-            config.task, config.preference, config.lora, plan, rate
-        ),
+        reference_hours=reference_hours,
         drawing=drawn,
         cache_bytes=cache_bytes,
         drawing_hours=drawing_hours,
     )
+
+
+def work_of(config: Config, plan: Plan, environ: Mapping[str, str]) -> RankWork:
+    """Return the work of a rank on the longest rows that are allowed, with the teacher that its steps ask."""
+    teacher = None
+    if config.task == "distill" and not config.distill.keeps_teacher:
+        teacher = _teacher(config, environ)
+    return replace(RankWork.of(config, plan), teacher=teacher)
+
+
+def _teacher(config: Config, environ: Mapping[str, str]) -> Weights | None:
+    """Return the weights of the teacher; None if they are not here."""
+    path = config.distill.teacher
+    return _weights_of(config.model.path if path == ITSELF else path, environ)
 
 
 def changes_that_fit(
@@ -202,14 +220,19 @@ def _with_others(
     """Return the memory of a device that also holds other models, as far as these are here. `name`: what they are."""
     parameters = 0
     for path in paths:
-        if path is None:
-            continue
-        if (Path(path) / RESOLVED).is_file():
-            path = read_config(Path(path)).model.path
-        weights = read_weights(path, environ)
+        weights = _weights_of(path, environ)
         if weights is not None:
             parameters += weights.parameters
     if not parameters:
         return memory
     held = {name: parameters * element_bytes("auto", device)}
     return replace(memory, parts={**memory.parts, **held})
+
+
+def _weights_of(path: str | None, environ: Mapping[str, str]) -> Weights | None:
+    """Return the weights of a model, or of the base of a run directory; None if they are not here."""
+    if path is None:
+        return None
+    if (Path(path) / RESOLVED).is_file():
+        path = read_config(Path(path)).model.path
+    return read_weights(path, environ)

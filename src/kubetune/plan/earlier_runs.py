@@ -61,8 +61,11 @@ class RunShape:
         for name in ("parameters", "hidden", "layers", "devices", "world"):
             if getattr(self, name) != getattr(other, name):
                 return False
-        are_rows_alike = _ratio(self.length, other.length) <= ALIKE
-        return are_rows_alike and _ratio(self.batch, other.batch) <= ALIKE
+        # FLOPs tell teachers of other sizes apart.
+        for name in ("length", "batch", "flops"):
+            if _ratio(getattr(self, name), getattr(other, name)) > ALIKE:
+                return False
+        return True
 
     def is_similar(self, other: RunShape) -> bool:
         """True if the speed of one can be estimated from the other's by FLOPs."""

@@ -9,6 +9,7 @@ from typing import Literal
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.plan.drawing import rows_at_once
 from kubetune.plan.linears import Trainable
+from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan
 
 
@@ -39,6 +40,7 @@ class RankWork:
     row_tokens: int  # tokens of the longest row; a pair of answers is a row of two sequences
     batch_tokens: int  # tokens of the largest micro-batch
     run_tokens: int | None  # tokens of all steps, None while the data are unread
+    teacher: Weights | None = None  # those of a model that reads all rows of a step too
 
     @property
     def lora(self) -> LoraConfig | None:

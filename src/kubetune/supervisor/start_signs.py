@@ -32,6 +32,7 @@ _BEFORE_THE_BAR: Final = {
     "starting": "starting",
     "loading": "loading",
     "reference": "running the reference model",
+    "teacher": "asking the teacher",
     "compiling": "compiling",
     "resuming": "reading the checkpoint",
     "preflight of a save": "trying to save",

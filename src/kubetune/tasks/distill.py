@@ -6,6 +6,7 @@ that loss and gradient do not depend on how a step is split. An evaluation is th
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kubetune.config.metric_names import DISTILL_MEASURES
+from kubetune.distributed.process_group import wait_for_device
 from kubetune.kernels.divergence import KeptTeacher, LocalTeacher, Teacher, linear_divergence
 from kubetune.models import fsdp, quantization
 from kubetune.models.attention_hooks import packed
@@ -41,7 +43,7 @@ class Distill(CausalLM):
 
     def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
-        teacher = teacher_of(learner, batch)
+        teacher = _timed_teacher(learner, batch)
         with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
             value, sums = fsdp.inside(learner.lm, _summed_loss, learner, batch, teacher, scale)
             # Inside of `packed`: recomputed activations attend once more.
@@ -58,11 +60,23 @@ def settings_of(learner: Learner) -> DistillConfig:
     return learner.distill
 
 
+def _timed_teacher(learner: Learner, batch: Batch) -> Teacher:
+    """Return what the teacher knows of the labels of a micro-batch, and count how long it took."""
+    if batch.teacher is not None:
+        return KeptTeacher(batch.teacher)
+    device = batch.input_ids.device
+    wait_for_device(device)
+    began = time.perf_counter()
+    teacher = teacher_of(learner, batch)
+    wait_for_device(device)
+    before = learner.seconds.get("teacher_seconds", 0.0)
+    learner.seconds["teacher_seconds"] = before + time.perf_counter() - began
+    return teacher
+
+
 @torch.no_grad()
 def teacher_of(learner: Learner, batch: Batch) -> Teacher:
     """Return what the teacher knows of the labels of a micro-batch."""
-    if batch.teacher is not None:
-        return KeptTeacher(batch.teacher)
     read = batch.read_by_teacher or batch
     teacher = learner.teacher
     if teacher is None:

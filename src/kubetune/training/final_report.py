@@ -12,9 +12,9 @@ from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.distributed import process_group
 from kubetune.plan import actuals
+from kubetune.plan.costs import work_of
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
-from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.report import is_reported, read_report, write_report_json
@@ -93,7 +93,7 @@ def _write_report(start: RankStart, state: State, peak: int) -> str:
     if numbers["throughput"] is not None:
         # Forecasts of later runs on this machine go by what this one measured.
         actuals.remember(
-            RankWork.of(config, plan),
+            work_of(config, plan, os.environ),
             plan,
             read_weights(config.model.path, os.environ),
             tokens_per_second=numbers["throughput"]["tokens_per_second"],

@@ -113,6 +113,7 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     measured = agreement.measured | work.measured
     measured |= run.learner.routing.measured(run.world)
     ranks = agreement.rank_seconds
+    work = replace(work, seconds=work.seconds | run.learner.seconds)
     run_log.step(state, work, measured, norm=norm, seconds=seconds, ranks=ranks)
     if agreement.has_failed_save:
         run.checkpointer.finish()

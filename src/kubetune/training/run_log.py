@@ -142,9 +142,10 @@ class RunLog:
             "rank_seconds": list(ranks),
             **work.seconds,
         }
-        if "answers_seconds" in work.seconds:
-            # The rest of a step that waited for its answers.
-            timing["train_seconds"] = seconds - work.seconds["answers_seconds"]
+        if work.seconds:
+            # The rest of a step that waited for its answers or for its teacher.
+            waited = (work.seconds.get(f"{part}_seconds", 0.0) for part in ("answers", "teacher"))
+            timing["train_seconds"] = seconds - sum(waited)
         if 0 < work.computed < work.tokens:  # rows share prefixes
             timing["computed_tokens"] = work.computed
         return timing

@@ -82,6 +82,11 @@ class DistillConfig(Section):
     )
 
     @property
+    def keeps_teacher(self) -> bool:
+        """True if the teacher is asked once: rows are given, and few numbers of each label are needed."""
+        return self.lmbda == 0 and self.support == "teacher_k"
+
+    @property
     def drawing(self) -> GrpoConfig:
         """Return how answers are drawn, in the form that `task: grpo` has for it."""
         keys: dict[str, Any] = {key: getattr(self, key) for key in (*_OF_DRAWING, "temperature")}

@@ -58,6 +58,7 @@ class Asked:
     shape: Callable[[Rows], tuple[int, int]]  # of the table
     dtype: Any
     whose: str  # model, for messages
+    phase: str = "reference"  # the heartbeat's name for it
 
 
 # Log-probabilities of the two answers of each row under the model before training.
@@ -101,7 +102,7 @@ def scores(
     missing = _missing(units, tables, world)
     if len(missing) < len(units) and world.is_main:
         percent = 100 * (len(units) - len(missing)) // len(units)
-        logs.MODEL.info("%d %% of the reference's part was done before", percent)
+        logs.MODEL.info("%d %% of these rows were done before", percent)
 
     # All ranks have equally many units of a part, except of the last one.
     units_of_rank = max(1, math.ceil(len(missing) / (PARTS * world.size)))
@@ -168,7 +169,7 @@ def _logps(
     readers = {split: picture_reader(rows) for split, rows in splits.items()}
     logps = []
     for unit in mine:
-        heartbeat.beat("reference")
+        heartbeat.beat(asked.phase)
         batch = batch_of(
             splits[unit.split],
             unit.ids,

@@ -67,6 +67,7 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
         lambda rows: (int(rows.trained_counts.sum()), _width(start)),
         np.float32,
         place.whose,
+        phase="teacher",
     )
 
     def ask(*args: Any, **keys: Any) -> Any:
@@ -141,7 +142,7 @@ def _width(start: RankStart) -> int:
 def _is_kept(start: RankStart) -> bool:
     """True if the teacher is asked once, and what it said is kept."""
     settings = start.model.distill
-    if settings.lmbda > 0 or settings.support != "teacher_k":
+    if not settings.keeps_teacher:
         return False
     num_bytes = 4 * _width(start) * int(start.data.train.trained_counts.sum())
     if num_bytes > MOST_BYTES:

@@ -1,0 +1,72 @@
+"""What a teacher costs before a run: its memory, its part of the hours, and the hours of asking it once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kubetune
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.library.cost_text import lines
+from kubetune.plan.cost import flops_per_token
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of, work_of
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import Plan, make_plan
+from kubetune.plan.rank_work import RankWork
+
+EMBEDDED = Path(kubetune.__file__).parent / "cli" / "local" / "embedded"
+# Three layers of 4 · 128² and 3 · 128 · 384 weights, and a head of 1,189 tokens.
+PARAMETERS_READ = 3 * (4 * 128**2 + 3 * 128 * 384) + 1189 * 128
+ROWS = 1000
+LENGTH = 63
+
+
+def planned(**distill: Any) -> tuple[Config, Plan]:
+    settings = {"teacher": str(EMBEDDED / "model"), "lmbda": 0, **distill}
+    config = load_config(
+        {
+            "model": str(EMBEDDED / "half_taught"),
+            "data": {"train": "org/d"},
+            "task": "distill",
+            "distill": settings,
+            "compute": {"processes": 1, "tokens_per_second": 1000},
+        }
+    )
+    return config, make_plan(config, ROWS, world_size=1, device="cpu", tokens=ROWS * LENGTH)
+
+
+def costs(config: Config, plan: Plan) -> Costs:
+    return costs_of(config, plan, DataTotals(ROWS * LENGTH, LENGTH), DeviceFacts(None, None), {})
+
+
+@pytest.mark.parametrize("distill", [{}, {"teacher": "self", "lmbda": 1, "teacher_prompt": "x"}])
+def test_a_step_reads_its_rows_by_the_teacher_too(distill: dict[str, Any]) -> None:
+    config, plan = planned(**distill)
+    weights = read_weights(config.model.path, {})
+    assert weights is not None
+    alone = flops_per_token(RankWork.of(config, plan), weights, LENGTH)
+    both = flops_per_token(work_of(config, plan, {}), weights, LENGTH)
+    # A forward: 2 a weight, and 4 a pair of tokens, head of attention and layer.
+    expected = 2 * PARAMETERS_READ + 4 * 128 * 3 * (LENGTH + 1) / 2
+    assert both - alone == pytest.approx(expected)
+
+
+def test_a_teacher_that_is_asked_once_has_hours_of_its_own() -> None:
+    config, plan = planned(support="teacher_k")
+    forecast = costs(config, plan)
+    # The model is as large and trains all its weights, so that a step takes three times as long as reading.
+    assert forecast.reference_hours == pytest.approx(ROWS * LENGTH / 1000 / 3 / 3600)
+    texts = [text for _, text in lines(config, plan, forecast, ())]
+    assert any(
+        text.startswith("asking the teacher about every answer adds about 21 s") for text in texts
+    )
+    assert costs(*planned()).reference_hours is None
+
+
+def test_the_memory_of_a_teacher_is_a_part() -> None:
+    forecast = costs(*planned())
+    assert forecast.memory is not None
+    assert forecast.memory.parts["teacher"] == 4 * 792_064
