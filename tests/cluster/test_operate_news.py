@@ -76,6 +76,25 @@ def test_a_warning_is_new_by_no_clock_of_this_machine(
     assert "of before" not in stderr
 
 
+def test_what_was_over_while_all_pods_ran_is_no_news_once_one_goes(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    running = desk.cluster.wait_ready("fit")
+
+    def warning(uid: str, message: str) -> dict[str, object]:
+        about = {"kind": "Job", "name": "fit"}
+        facts = {"type": "Warning", "involvedObject": about, "message": message}
+        return {**facts, "metadata": {"uid": uid}, "lastTimestamp": "2099-01-01T00:00:00Z"}
+
+    with desk.at():
+        client = Client()
+        look = teller(client, find_run(client, "fit"))
+        look(running, [warning("1", "of the start before")])
+        look([], [warning("1", "of the start before"), warning("2", "no room")])
+    assert capsys.readouterr().err == "kubetune: fit: no room\n"
+
+
 def test_what_was_known_while_a_pod_was_there_is_no_news_once_it_is_gone(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:

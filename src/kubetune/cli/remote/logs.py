@@ -181,10 +181,12 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
     said_before = set[str]()
     # Time of each warning at the last look: clocks of the cluster may differ from the one here.
     times: dict[object, str] | None = None
+    # The same at the last look at which all pods ran: what they warned of is over, also where a pod goes later.
+    times_of_what_is_over: dict[object, str] = {}
     is_ours = concerns(cluster, spec)
 
     def look(pods: Sequence[Object], warnings: Sequence[Object]) -> None:
-        nonlocal times
+        nonlocal times, times_of_what_is_over
         times_before = _times(warnings) if times is None else times
 
         by_name = _by_name(pods)
@@ -205,13 +207,18 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
             pod = _subject(event, by_name)
             if pod is not None and _is_no_news(event, pod):
                 return False
+            uid = event["metadata"].get("uid")
+            if times_of_what_is_over.get(uid) == event_time(event):
+                return False
             # It came, or came again, since the last look.
-            is_new = times_before.get(event["metadata"].get("uid")) != event_time(event)
+            is_new = times_before.get(uid) != event_time(event)
             return is_new or not (all_run or _is_over(event, pod))
 
         news = [event for event in warnings if matters(event)]
         news.sort(key=event_time)
         times = _times(warnings)
+        if all_run:
+            times_of_what_is_over = times
         for text in _lines(news, reasons):
             kind_of_text = without_names(text)
             if kind_of_text not in said_before:
