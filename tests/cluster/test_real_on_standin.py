@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from standin.control_plane import CHECKOUT
 from tests.cluster.harness import Cluster
+from tests.cluster.real.test_real import allow_server
+from tests.offline.sitecustomize import REAL_SERVERS, is_local
 
 KINDS = ("job", "jobset", "trainjob", "pytorchjob", "statefulset")
 TESTS = [
@@ -36,6 +40,28 @@ def test_with_few_rights(cluster: Cluster, kind: str) -> None:
 @pytest.mark.usefixtures("kubectl")
 def test_in_a_queue(cluster: Cluster) -> None:
     run_on_standin(cluster, "test_a_queue_admits_a_run_takes_it_back_and_lets_it_return")
+
+
+@pytest.mark.usefixtures("kubectl")
+@pytest.mark.parametrize("host", ["192.0.2.20", "[2001:db8::20]"])
+def test_the_api_server_may_have_any_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """It alone is allowed beside this machine, in the processes that tests start too."""
+    config = {
+        "current-context": "real",
+        "contexts": [{"name": "real", "context": {"cluster": "real"}}],
+        "clusters": [{"name": "real", "cluster": {"server": f"https://{host}:6443"}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setenv(REAL_SERVERS, "")
+    address = host.strip("[]")
+    assert not is_local((address, 6443))
+    allow_server()
+    assert is_local((address, 6443))
+    assert not is_local((address, 22))
+    assert not is_local((f"{address}1", 6443))
 
 
 def run_on_standin(cluster: Cluster, test: str) -> None:
