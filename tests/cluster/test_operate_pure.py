@@ -504,7 +504,10 @@ def test_a_server_beside_the_run_that_crashes_is_named() -> None:
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     observed = observed_run("done")
     for state, reason in (
-        (waiting, "CrashLoopBackOff: back-off 10s"),
+        (
+            waiting,
+            "CrashLoopBackOff: back-off 10s; exit code 127: its image has no such program",
+        ),
         (RUNNING, "exit code 127: its image has no such program"),
     ):
         observed.servers[:] = [server_pod(state, "False")]
@@ -524,6 +527,14 @@ def test_a_server_beside_the_run_that_crashes_is_named() -> None:
 def test_a_sampler_whose_image_has_no_server_says_so(code: int, meaning: str) -> None:
     ended = trainer_pod(end_of(code, reason="Error"), phase="Failed")
     assert pods.why_server(ended) == f"exit code {code}: {meaning}"
+
+
+def test_a_program_that_the_runtime_could_not_start_is_named() -> None:
+    """Its log is empty: only the runtime knows."""
+    words = 'exec: "vllm": executable file not found in $PATH'
+    message = f"failed to create containerd task: runc create failed: unable to start: {words}"
+    ended = trainer_pod(end_of(128, reason="StartError", message=message), phase="Failed")
+    assert pods.why_server(ended) == f"exit code 128: StartError: {words}"
 
 
 def pod_of(node: int, code: int, reason: str, *, began: int, ended: int) -> dict[str, Any]:

@@ -34,6 +34,8 @@ _ADVICE = {
     "CreateContainerConfigError": "make the missing Secret: kubetune secret set HF_TOKEN",
     "CrashLoopBackOff": "it ends again and again; see kubetune logs",
 }
+# Reasons of an end that Kubernetes itself knows better than an exit code says: memory, and a program that cannot start.
+_ENDS_OF_KUBERNETES = ("OOMKilled", "StartError", "ContainerCannotRun")
 # What an exit code means where nobody left a message: kubetune's own codes, and 128 plus the signal.
 _EXIT_MEANING = {
     errors.USER: "a mistake in the config or the data",
@@ -304,6 +306,10 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
         if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
             reason = str(waiting.get("reason"))
             text = f"{reason}: {waiting.get('message', '')}".strip(": ")
+            # The container's log, if there is one, is that of its last start.
+            ended = _terminated(status)
+            if ended is not None:
+                text += f"; {_how_ended(ended)}"
             if advise and reason in _ADVICE:
                 text += f"; {_ADVICE[reason]}"
             return text
@@ -314,8 +320,8 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
     if code:
         status = container_status(pod, failed_container(pod) or "")
         terminated = (status.get("state") or {}).get("terminated") or {}
-        if terminated.get("reason") == "OOMKilled":
-            return f"exit code {code}: out of memory (OOMKilled)"
+        if terminated.get("reason") in _ENDS_OF_KUBERNETES:
+            return _how_ended(terminated)
         message = message_of(pod) or {"reason": ""}
         reasons = [str(message["reason"]).partition("\n")[0], disruption]
         return ended_with(code, "; ".join(filter(None, reasons)))
@@ -329,6 +335,20 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
         if event.get("type") == "Warning" and not is_of_scheduling(event, pod):
             return words_of(event)
     return ""
+
+
+def _how_ended(terminated: Object) -> str:
+    """Return how a container ended, by what Kubernetes knows: "exit code 137: out of memory (OOMKilled)"."""
+    code = int(terminated["exitCode"])
+    reason = terminated.get("reason")
+    if reason == "OOMKilled":
+        return f"exit code {code}: out of memory (OOMKilled)"
+    words = ""
+    if reason in _ENDS_OF_KUBERNETES:
+        # failed to create containerd task: … container process: exec: "vllm": executable file not found in $PATH
+        _, exec_word, rest = str(terminated.get("message") or "").rpartition("exec: ")
+        words = f"{reason}: {exec_word}{rest}".strip(": ")
+    return ended_with(code, words)
 
 
 def why_server(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> str:
