@@ -10,7 +10,14 @@ from standin.api.rules import admit_pod
 from standin.faults import Faults
 from standin.settings import Settings
 from standin.state.errors import ApiError
-from standin.state.objects import Object, namespace_of, owner_reference, seconds_since, terminating
+from standin.state.objects import (
+    Object,
+    name_of,
+    namespace_of,
+    owner_reference,
+    seconds_since,
+    terminating,
+)
 from standin.state.resources import BY_KIND
 from standin.state.store import Store
 
@@ -65,6 +72,13 @@ class Context:
             of_template = template.get("metadata", {}).get(field_name, {})
             merged[field_name] = {**of_template, **metadata.get(field_name, {})}
         return self.create(owner, "Pod", merged, {**template["spec"], **spec})
+
+    def delete_pod(
+        self, owner: Object, pod: Object, text: str = "", reason: str = "SuccessfulDelete"
+    ) -> None:
+        """Delete a pod of an owner, with the event that real controllers leave."""
+        self.store.delete(pod)
+        self.store.event(owner, "Normal", reason, text or f"Deleted pod: {name_of(pod)}")
 
     def delete_after(self, obj: Object, ttl_seconds: int | None, ended: Object | None) -> None:
         """Delete an object some time after the condition that ended it."""

@@ -110,7 +110,7 @@ def _suspend_or_start(context: Context, job: Object) -> None:
         for pod in context.owned(job, "Pod"):
             # One that has ended stays, as what was left of an earlier start.
             if not terminating(pod) and not finished(pod):
-                context.store.delete(pod)
+                context.delete_pod(job, pod)
         if set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended"):
             context.store.event(job, "Normal", "Suspended", "Job suspended")
             status.pop("startTime", None)
@@ -252,7 +252,7 @@ def _exceeded_limit(context: Context, job: Object) -> Verdict | None:
 def _fail(context: Context, job: Object, target: Object) -> None:
     """Terminate the pods that still run; say Failed only when none does."""
     for pod in _active(context.owned(job, "Pod")):
-        context.store.delete(pod)
+        context.delete_pod(job, pod)
     if all(finished(pod) for pod in context.owned(job, "Pod")):
         set_condition(job["status"], "Failed", "True", target["reason"], target["message"])
         context.store.event(job, "Warning", target["reason"], target["message"])

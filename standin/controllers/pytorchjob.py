@@ -100,7 +100,7 @@ def _reconcile_replica(context: Context, job: Object, role: str, index: int) -> 
     if not _ended(job):
         if _run_policy(job).get("suspend"):
             if pod and not terminating(pod):
-                context.store.delete(pod)
+                context.delete_pod(job, pod, reason="SuccessfulDeletePod")
         elif pod is None:
             pod = _start_pod(context, job, role, index, metadata)
         elif phase(pod) == "Failed" and not terminating(pod):
@@ -186,7 +186,7 @@ def _restart_or_fail(context: Context, job: Object, role: str, pod: Object) -> N
         status["restarts"] = restarts + 1
         message = f"PyTorchJob {name} is restarting because {role} replica(s) failed."
         set_condition(status, "Restarting", "True", "PyTorchJobRestarting", message)
-        context.store.delete(pod)
+        context.delete_pod(job, pod, reason="SuccessfulDeletePod")
     else:
         message = f'job "{name}" is failing because "{role}" replica(s) failed.'
         set_condition(status, "Failed", "True", "PyTorchJobFailed", message)
@@ -221,4 +221,4 @@ def _clean_up(context: Context, job: Object, policy: str) -> None:
         return
     for pod in context.owned(job, "Pod"):
         if not terminating(pod) and (policy == "All" or phase(pod) == "Running"):
-            context.store.delete(pod)
+            context.delete_pod(job, pod, reason="SuccessfulDeletePod")

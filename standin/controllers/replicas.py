@@ -50,7 +50,7 @@ def _reconcile_stateful_set(context: Context, obj: Object) -> None:
         pod = pods.get(pod_name) or _start_member(context, obj, index, revision)
         # A member that has ended comes back under the same name, once this pod is gone.
         if pod and finished(pod) and not terminating(pod):
-            context.store.delete(pod)
+            _delete_member(context, obj, pod)
         # In order: the next one is made when this one is ready.
         is_ready = pod is not None and condition(pod, "Ready") is not None
         if spec.get("podManagementPolicy") != "Parallel" and not is_ready:
@@ -58,11 +58,16 @@ def _reconcile_stateful_set(context: Context, obj: Object) -> None:
     members = context.owned(obj, "Pod")
     stale = _next_to_go(members, replicas, revision)
     if stale:
-        context.store.delete(stale)
+        _delete_member(context, obj, stale)
     updated = [pod for pod in members if labels_of(pod)[_REVISION] == revision]
     _report(obj, members, len(updated))
     obj["status"].update(currentRevision=revision, updateRevision=revision)
     context.store.touch(obj)
+
+
+def _delete_member(context: Context, obj: Object, pod: Object) -> None:
+    text = f"delete Pod {name_of(pod)} in StatefulSet {name_of(obj)} successful"
+    context.delete_pod(obj, pod, text)
 
 
 def _create_claims(context: Context, obj: Object, pod_name: str) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.cli.remote.status import last_stop
 from kubetune.rundir.status import progress
-from standin.state.objects import container_statuses
+from standin.state.objects import container_statuses, name_of
 from tests.cluster.operation import Desk, slow, write_progress
 
 TRAINERS = "app.kubernetes.io/component=trainer"
@@ -51,6 +52,54 @@ def test_a_killed_pod_is_named_though_it_is_gone(desk: Desk, kind: str) -> None:
         f"{status['cause']['pod']}: exit code 137: killed (SIGKILL): out of memory, or its grace period"
         in shown
     )
+
+
+DRAINED = """
+test -e /outputs/again && { touch /outputs/up-$JOB_COMPLETION_INDEX; while :; do sleep 0.02; done; }
+trap 'touch /outputs/again; exit 143' TERM
+echo up
+while test ! -e /outputs/again; do sleep 0.02; done; exit 143
+"""
+
+
+@pytest.mark.parametrize("kind", ["job", slow("jobset"), slow("trainjob")])
+def test_a_pod_that_was_drained_is_named_and_costs_no_retry(desk: Desk, kind: str) -> None:
+    desk.submit_script(
+        DRAINED, kubernetes__kind=kind, kubernetes__max_restarts=0, kubernetes__spread="required"
+    )
+    drained = max(desk.cluster.wait_pods(TRAINERS, 2), key=name_of)
+    current = desk.cluster.wait_phase(name_of(drained), "Running")
+    for pod in desk.cluster.find("Pod", TRAINERS):
+        desk.cluster.wait_phase(name_of(pod), "Running")
+        desk.cluster.wait_log(name_of(pod), "up")
+    desk.cluster.drain(current["spec"]["nodeName"])
+    folder = write_progress(desk)
+    events = [
+        {"event": "launch", "node": 0, "time": "2020-01-01T00:00:00Z"},
+        {"event": "launch", "node": 0, "time": "2020-01-01T00:00:01Z"},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    desk.cluster.wait_gone("Pod", name_of(drained))
+    if kind == "job":
+        # It keeps the pod of the other node, which has ended.
+        desk.cluster.wait_pods(TRAINERS, 3)
+    else:
+        desk.cluster.wait_event("has condition DisruptionTarget")
+    status = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert status["state"] in ("running", "waiting")
+    assert (status["cause"]["pod"], status["cause"]["code"]) == (name_of(drained), 143)
+    words = f"{name_of(drained)}: evicted or deleted, by a drain"
+    assert words in last_stop(status)
+
+
+def test_a_run_that_was_stopped_was_ended_by_nothing_from_outside(desk: Desk) -> None:
+    desk.submit_script(DRAINED)
+    for pod in desk.cluster.wait_ready("fit", pods=2):
+        desk.cluster.wait_log(name_of(pod), "up")
+    desk.quick("stop", "fit")
+    desk.quick("resume", "fit")
+    desk.cluster.wait_ready("fit", pods=2)
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["cause"] is None
 
 
 LEAVES_WORD = """

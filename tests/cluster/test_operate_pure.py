@@ -587,7 +587,7 @@ def test_a_start_that_was_drained_did_not_end_by_what_ended_the_one_before() -> 
     )
     waiting.events.extend(drained)
     assert next(headline(waiting)).endswith(", waiting, 0 of 1 pods running")
-    assert find_cause([first], drained) is None
+    assert (find_cause([first], drained) or {})["pod"] == "fit-0-20"
     # Another pod of the same start was told to end after it.
     of_same_start = [
         event_of("fit-1-1", 1, "Started", "Started container trainer"),

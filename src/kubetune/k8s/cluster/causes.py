@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kubetune.errors import only_followed
+from kubetune.errors import PREEMPTED, only_followed
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.pods import Object
 from kubetune.k8s.manifests.kinds.registry import kinds_by_object
+
+_FROM_OUTSIDE = "evicted or deleted, by a drain, another controller or a person"
 
 
 def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str, Any] | None:
@@ -20,6 +22,8 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
         event   9:01 node 1 ended with code 145 (lost another node)      followed
         event   9:00 node 0 ended with code 137                         the cause
         event   8:00 node 1 ended with code 1                           of an earlier start
+
+    Where no pod failed, one that was evicted or deleted is the cause, unless its own controller did that.
     """
     pod = culprit_left(trainers, events)
     # Events before `since` are of earlier starts.
@@ -44,6 +48,9 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
         if pods.to_seconds(time) < pods.to_seconds(since):
             break
 
+        evicted = match.groupdict().get("evicted")
+        if evicted:
+            return _ended_from_outside(evicted, time)
         code = int(match["code"])
         # A pod that only followed says when its start began, and that another pod is to blame.
         if not only_followed(code, None):
@@ -54,7 +61,35 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
                 "time": time,
             }
         since = max(since, _started(match["pod"], events, time))
+    return _last_evicted(events, since)
+
+
+def _last_evicted(events: Sequence[Mapping[str, Any]], since: str) -> dict[str, Any] | None:
+    """Return the pod that was ended last since this time; None where none was, or its controller did it, as at a stop."""
+    first = pods.to_seconds(since)
+    later = [event for event in events if pods.to_seconds(pods.event_time(event)) >= first]
+    deleted_by_controllers = set()
+    for event in later:
+        # "Deleted pod: fit-0-abc", of a StatefulSet "delete Pod fit-0 in StatefulSet fit successful"
+        if str(event.get("reason")).startswith("SuccessfulDelete"):
+            deleted_by_controllers.update(pods.words_of(event).split())
+    for event in reversed(later):
+        if _is_killing(event):
+            name = str(pods.about(event).get("name"))
+            if name in deleted_by_controllers:
+                return None
+            return _ended_from_outside(name, pods.event_time(event))
     return None
+
+
+def _ended_from_outside(pod: str, time: str) -> dict[str, Any]:
+    return {"pod": pod, "code": PREEMPTED, "reason": _FROM_OUTSIDE, "time": time}
+
+
+def _is_killing(event: Mapping[str, Any]) -> bool:
+    """True if kubelet ends the trainer of a pod that is deleted. The message ends in the container's name."""
+    containers = tuple({kind.container for kind in kinds_by_object().values()})
+    return event.get("reason") == "Killing" and pods.words_of(event).endswith(containers)
 
 
 def culprit_left(trainers: Sequence[Object], events: Sequence[Object]) -> Mapping[str, Any] | None:
@@ -66,10 +101,8 @@ def culprit_left(trainers: Sequence[Object], events: Sequence[Object]) -> Mappin
 
     # A pod that is deleted after that end belonged to a later start, which somebody stopped.
     finished = pods.to_seconds(str(end.get("finishedAt") or ""))
-    containers = tuple({kind.container for kind in kinds_by_object().values()})
     for event in events:
-        # Kubelet records `Killing` for a pod that is deleted. The message ends in the container's name.
-        if event.get("reason") != "Killing" or not pods.words_of(event).endswith(containers):
+        if not _is_killing(event):
             continue
         name = str(pods.about(event).get("name"))
         began = _started(name, events, pods.event_time(event))

@@ -18,7 +18,10 @@ from kubetune.k8s.run_names import LONGEST_NAME
 State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
 
 # What the controller of Jobs says of a pod that its failure policy looked at.
-_FAILED_POD = re.compile(r"for pod [^/\s]+/(?P<pod>\S+) failed with exit code (?P<code>\d+)")
+_FAILED_POD = re.compile(
+    r"for pod [^/\s]+/(?P<pod>\S+) failed with exit code (?P<code>\d+)"
+    r"|Pod [^/\s]+/(?P<evicted>\S+) has condition DisruptionTarget"
+)
 
 
 class Resource(NamedTuple):
