@@ -39,10 +39,12 @@ def table(
     rows: Sequence[Sequence[object]],
     width: int | None = None,
     sentences: str = "",
+    paths: str = "",
 ) -> Iterator[str]:
     """Yield the lines of a table, in `width` columns of a terminal where its words allow that.
 
     `sentences`: name of the column of sentences, which continue below themselves before any other cell does.
+    `paths`: name of the column that does so next, until it is narrow.
 
     A row shorter than the head ends with a sentence, which may be as long as it likes.
     """
@@ -53,7 +55,7 @@ def table(
             cells.append("" if cell is None else str(cell))
         lines.append(cells)
 
-    widths = _widths(lines, width, sentences)
+    widths = _widths(lines, width, sentences, paths)
     for line in lines:
         # Each cell is a list of lines, which lie below each other:
         #     ["support-", "bot"], ["done"]   →   support-  done
@@ -75,21 +77,28 @@ def table(
 class _Column:
     """A column of a table, while its width is chosen."""
 
-    def __init__(self, name: str, *, has_sentences: bool) -> None:
-        self.has_sentences = has_sentences
+    def __init__(self, name: str, *, sentences: str, paths: str) -> None:
+        # Columns of a smaller number are narrowed before those of a larger.
+        self.turn = 2
         self.least = max(len(name), NARROWEST)  # characters: the head stays whole
-        if has_sentences:
+        if name == sentences:
+            self.turn = 0
+            self.least = NARROWEST_SENTENCE
+        elif name == paths:
+            self.turn = 1
             self.least = NARROWEST_SENTENCE
         self.lengths: list[int] = []  # of its cells
         self.width = 0
 
-    def cost(self) -> tuple[bool, int, int]:
+    def cost(self) -> tuple[int, int, int]:
         """Return how many cells would not fit if it were narrower by one. Of equals, the widest column is first."""
         folded = sum(length >= self.width for length in self.lengths)
-        return not self.has_sentences, folded, -self.width
+        return self.turn, folded, -self.width
 
 
-def _widths(lines: Sequence[Sequence[str]], width: int | None, sentences: str) -> list[int]:
+def _widths(
+    lines: Sequence[Sequence[str]], width: int | None, sentences: str, paths: str
+) -> list[int]:
     """Return the width of each column. The first line is the head.
 
     Where they are wider than `width` together, the column is narrowed, character by character, in which the
@@ -97,7 +106,7 @@ def _widths(lines: Sequence[Sequence[str]], width: int | None, sentences: str) -
     """
     columns = []
     for name in lines[0]:
-        columns.append(_Column(name, has_sentences=name == sentences))
+        columns.append(_Column(name, sentences=sentences, paths=paths))
     for line in lines:
         # The last cell of a short row is a sentence, which gives its column no width.
         cells = line
@@ -139,10 +148,10 @@ def print_fact(label: str, text: str, width: int, colour: int = BOLD) -> None:
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Breaks lines at spaces, and within paths behind a slash."""
+    """Breaks lines at spaces, within paths behind a slash, and within keys behind a dot."""
 
     # textwrap's name of what divides a text where hyphens do not. It leaves out the empty parts.
-    wordsep_simple_re = re.compile(r"(\s+)|(?<=/)(?=[^/\s])")
+    wordsep_simple_re = re.compile(r"(\s+)|(?<=/)(?=[^/\s])|(?<=[a-z]\.)(?=[a-z])")
 
 
 def _fold(text: str, width: int, *, breaks: bool = True) -> list[str]:

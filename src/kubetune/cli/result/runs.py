@@ -30,7 +30,7 @@ _HEAD = (
 # Columns in the order in which they are left out of a narrow terminal. Losses of two tasks cannot be compared.
 _LEAST_FIRST = ("METHOD", "MODEL", "LOSS", "STARTED", _CURVE, "TASK", "EVALUATION", "WHY")
 # Characters that a column is counted with at most: what is longer continues below itself.
-_WIDEST = {"RUN": 30, "TASK": 14, "WHY": NARROWEST_SENTENCE}
+_WIDEST = {"RUN": NARROWEST_SENTENCE, "TASK": 12, "WHY": NARROWEST_SENTENCE}
 # By state.
 _COLOURS = {
     "done": GREEN,
@@ -132,7 +132,7 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
             head.remove(name)
             left_out.append(name)
 
-    lines = table(head, [[cells[name] for name in head] for cells in rows], width, "WHY")
+    lines = table(head, [[cells[name] for name in head] for cells in rows], width, "WHY", "RUN")
     for line in lines:
         print(_coloured(visible(scrub(line))))
     if left_out:
@@ -183,12 +183,19 @@ def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
         step,
         loss,
         _evaluation(run_facts["evaluation"] or {}, run_facts["metric"]),
-        (run_facts["task"] or "").replace("_", " "),
+        _task(run_facts["task"] or ""),
         run_facts["model"] or "",
         run_facts["method"] or "",
         started[:16].replace("T", " "),
         visible(why.partition("\n")[0]),
     )
+
+
+def _task(name: str) -> str:
+    """Return a task as words, each of which fits into a narrow column."""
+    if name == "sequence_classification":
+        return "classifier"
+    return name.replace("_", " ")
 
 
 def _evaluation(evaluation: dict[str, Any], best_by: str | None) -> str:
