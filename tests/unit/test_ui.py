@@ -29,6 +29,7 @@ from kubetune.rundir import metrics
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
 from kubetune.ui import connections, site
+from kubetune.ui.failure import failure_of
 from kubetune.ui.form.fixes import for_failure
 from kubetune.ui.security import Guard
 from kubetune.ui.server import application, server_settings
@@ -560,7 +561,7 @@ def test_a_failed_run_says_the_cause_the_line_and_what_mends_it(tmp_path: Path) 
     with client_of(folder) as visitor:
         visitor.get("/", params={"token": TOKEN})
         page = visitor.get("/run?dir=a").text
-        assert "<h2>lora.target_modules: this model has no module named qproj" in page
+        assert "named qproj; did you mean q_proj?</h2>" in page
         assert '<span class="here"><b>4</b>  target_modules: [qproj, v_proj]' in page
         assert "Set target_modules to q_proj, and start" in page
         assert page.index('href="#log">Log') < page.index('href="#history">')
@@ -578,6 +579,22 @@ def test_a_failed_run_says_the_cause_the_line_and_what_mends_it(tmp_path: Path) 
         assert "Run again, changed" in page
         refused = change(visitor, "/run/mend", dir="a")
         assert refused == ["what would mend this run is not known; change it in the form"]
+
+
+def test_a_reward_that_failed_is_shown_at_its_line(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def graded(**columns):\n    raise KeyError('command')\n")
+    other = tmp_path / "other.py"
+    other.write_text("not shown\n")
+    resolved = json.loads((run_dir / "resolved.json").read_text())
+    resolved |= {"task": "grpo", "rewards": [{"file": str(rewards), "function": "graded"}]}
+    (run_dir / "resolved.json").write_text(json.dumps(resolved))
+    for file, is_shown in ((rewards, True), (other, False)):
+        reason = f'reward graded could judge no answer: File "{file}", line 1, in graded\nKeyError'
+        shown = failure_of(read_run(run_dir), reason)
+        assert shown["title"] == "reward graded could judge no answer"
+        assert bool(shown["lines"]) == is_shown, "a file that is not of the run is not read"
 
 
 @pytest.mark.parametrize(

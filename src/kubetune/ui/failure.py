@@ -19,11 +19,11 @@ _MOST_CHARACTERS = 300  # of a line that are shown
 
 
 def failure_of(run: RunRecord, reason: str) -> dict[str, Any]:
-    """Return the cause of a failure, and the lines of the run file or of the data that it is about, if it names any."""
+    """Return the cause of a failure, and the lines of the file that it is about, if it names any of the run."""
     # The first sentence is the cause; what follows says what came of it, or what to do.
     first, _, others = reason.partition("\n")
-    title, _, more = first.partition(". ")
-    texts = [text for text in (more, others) if text]
+    title, *more = re.split(r"(?<=[.?]) +|: +(?=File \")", first, maxsplit=1)
+    texts = [text for text in (*more, others) if text]
     return {"title": title.rstrip("."), "more": "\n".join(texts), **_place(run, reason)}
 
 
@@ -35,6 +35,12 @@ def _place(run: RunRecord, reason: str) -> dict[str, Any]:
         for source in (*run.config.data.train, *(_sources(run.config.data.eval))):
             if source.path.partition("#")[0] == in_data[1]:
                 return _lines(Path(in_data[1]), int(in_data[2]))
+    # File "rewards.py", line 6, in graded
+    in_code = re.search(r'File "(.+?)", line (\d+)', reason)
+    if in_code is not None:
+        for reward in run.config.rewards:
+            if reward.file is not None and str(reward.file) == in_code[1]:
+                return _lines(Path(in_code[1]), int(in_code[2]))
     key = re.match(r"([a-z_]+(?:\.[a-z_0-9]+)*): ", reason)
     if key is not None:
         file = run.path / metrics.CONFIG

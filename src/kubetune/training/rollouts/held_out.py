@@ -124,7 +124,7 @@ class HeldOutRewards:
             # What fails from the first answer on is a mistake in the function, and its evaluations would mean nothing.
             if not step and len(of_name) == number:
                 raise errors.ConfigError(
-                    f"reward {name} could judge no answer to the held-out prompts: {of_name[0]}"
+                    f"reward {name} could judge no answer to the held-out prompts: {of_name[0].strip()}"
                 )
             if name not in self._explained:
                 self._explained.add(name)

@@ -89,7 +89,7 @@ class Rewarding:
             if step == 0 and len(reasons) == len(groups):
                 forget()
                 raise errors.ConfigError(
-                    f"reward {name} could judge no answer of the first step: {reasons[0]}"
+                    f"reward {name} could judge no answer of the first step: {reasons[0].strip()}"
                 )
             if name not in self._explained:
                 self._explained.add(name)
