@@ -1,7 +1,8 @@
 """Make the pictures of pages in the docs: `python -m scripts.page_pictures docs/images`.
 
-Trains the demo twice, with adapters of two ranks, opens each page of it in a headless Chromium, and keeps what that
-shows. Nothing is drawn by hand. Takes some minutes. Needs Chromium, and the extras [test] and [docs].
+Trains the demo twice, with adapters of two ranks, and searches its settings. Opens each page of it in a headless
+Chromium, and keeps what that shows. Nothing is drawn by hand. Takes some minutes. Needs Chromium, and the extras
+[test] and [docs].
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 
 COLOURS = 128  # of a picture, which keeps its file small
 RANKS = {"kubectl-bot": 16, "kubectl-bot-r4": 4}  # of the adapters, by run
+SEARCHED = """\
+name: rate-and-rank
+model: models/chat-0.8m
+data: {train: data/train.jsonl, eval: data/heldout.jsonl, max_length: 128}
+lora: {dropout: 0.1}
+training: {global_batch_size: 16, per_device_train_batch_size: 8, learning_rate: 1e-5, eval_steps: 10, max_steps: 40}
+compute: {processes: 1}
+"""
+RANGES = ("training.learning_rate=log(1e-4,3e-2)", "lora.r=4,8,16")
+TRIALS = "12"  # of them are importances computed
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ def train() -> None:
         file = Path(f"{name}.yaml")
         file.write_text(text)
         kubetune("train", str(file), f"name={name}", f"lora.r={rank}")
+    Path("search.yaml").write_text(SEARCHED)
+    kubetune("sweep", "search.yaml", *RANGES, "--sampler", "tpe", "--trials", TRIALS)
     first = next(iter(RANKS))
     kubetune("report", f"outputs/{first}", "-o", "report.html")
     kubetune("data", "check", f"{first}.yaml", "--html", "data.html")
@@ -104,6 +117,9 @@ def take_pages(page: Page, address: str, folder: Path) -> None:
 
     browser.show(page, f"{address}/compare?dir={first}&dir={second}")
     take(page, folder, Picture("ui-compare", height=1240))
+
+    browser.show(page, f"{address}/sweep?dir=sweep-rate-and-rank")
+    take(page, folder, Picture("ui-sweep", height=1180))
 
     browser.show(page, f"{address}/chat?dir={first}&beside=base")
     wait(page, "!document.querySelector('#text').disabled")

@@ -20,6 +20,7 @@ _CERTAIN = 0.05
 # Measures of answers and classes that are right, which people read as per cent.
 _SHARES = (
     "accuracy",
+    "agreement",
     "token_accuracy",
     "exact_match",
     "f1",
@@ -38,6 +39,7 @@ _OF_TASK = {
 }
 # Measures of steps that a run without evaluations is about.
 _OF_STEPS = ("reward", "divergence", "accuracy", "loss")
+_BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
 
 # Charts of a task besides its point, by the beginnings of their names. Others are folded.
 _CHARTS = {
@@ -114,22 +116,36 @@ def _point_of(run: RunRecord, line: Mapping[str, Any]) -> str | None:
 def _of_steps(run: RunRecord) -> Hero | None:
     """Return the point of a run by its steps: reward, divergence, accuracy or loss in the first and the last of them."""
     for key in _OF_STEPS:
-        series = run.numbers.curves.get(key)
-        values = [value for value in series.values if value is not None] if series else []
-        if series is None or not values:
+        ends = _ends(run, key)
+        if ends is None:
             continue
-        # A step is noisy, so that a tenth of them stands for the beginning and for the end.
-        some = max(1, len(values) // 10)
-        first = sum(values[:some]) / some
-        last = sum(values[-some:]) / some
-        value = _value(key, first if len(values) > 1 else None, last, run)
+        first, last = ends
+        value = _value(key, first, last, run)
         label = f"training {value.label}" if key == "loss" else f"{value.label} of a step"
-        is_worse = last < first if is_greater_better(key) else last > first
-        sure = "mean of the first and of the last steps"
+        is_worse = first is not None and (last < first if is_greater_better(key) else last > first)
+        sure = "of the only step" if first is None else "mean of the first and of the last steps"
         if not run.evaluations:
             sure += "; nothing was held out to measure it"
-        return Hero(replace(value, label=label), sure, is_worse, (), _curve(run, key))
+        beside = []
+        for other in _BESIDE_STEPS.get(key, ()):
+            ends = _ends(run, other)
+            if ends is not None:
+                beside.append(_value(other, *ends, run))
+        return Hero(replace(value, label=label), sure, is_worse, beside, _curve(run, key))
     return None
+
+
+def _ends(run: RunRecord, key: str) -> tuple[float | None, float] | None:
+    """Return a measure of the first steps and of the last; one alone of a single step, None of none."""
+    series = run.numbers.curves.get(key)
+    values = [value for value in series.values if value is not None] if series else []
+    if not values:
+        return None
+    if len(values) == 1:
+        return None, values[0]
+    # A step is noisy, so that a tenth of them stands for the beginning and for the end.
+    some = max(1, len(values) // 10)
+    return sum(values[:some]) / some, sum(values[-some:]) / some
 
 
 def _value(name: str, before: float | None, after: float, run: RunRecord) -> Value:

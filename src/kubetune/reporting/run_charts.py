@@ -108,10 +108,12 @@ CURVES = (
     Curves(
         "divergence",
         "Divergence from the teacher",
-        ("divergence", "cross_entropy"),
-        "Mean over the tokens of a step, beside their cross-entropy.",
+        ("divergence",),
+        "Mean over the tokens of a step.",
         smoothed=True,
     ),
+    # Many times the divergence, whose curve it would make flat.
+    Curves("cross-entropy", "Cross-entropy of the tokens", ("cross_entropy",), smoothed=True),
     Curves(
         "agreement",
         "Agreement with the teacher",

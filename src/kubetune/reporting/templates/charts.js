@@ -188,7 +188,8 @@ window.drawCharts = () => {
   };
 
   const yScale = (index) => (scales.get(index) === "logarithm" ? { distr: 3 }
-    : { range: (u, low, high) => uPlot.rangeNum(low, high, 0.06, true) });
+    // Equal shares, such as zeros, lie on an axis of all shares.
+    : { range: (u, low, high) => (charts[index].unit === "percent" && low === high ? [0, 1] : uPlot.rangeNum(low, high, 0.06, true)) });
 
   const draw = (index) => {
     const chart = charts[index];
@@ -336,7 +337,6 @@ window.drawCharts = () => {
   byId("smoothing").addEventListener("input", (event) => {
     smoothing = Number(event.target.value);
     const amount = smoothing ? `over ${Number((100 * lookedBack[smoothing]).toPrecision(2))} % of the curve` : "off";
-    byId("smoothed").textContent = amount;
     event.target.setAttribute("aria-valuetext", amount);
     charts.forEach((chart, index) => { if (chart.lines.some((line) => line.kind === "smooth")) draw(index); });
   });

@@ -25,6 +25,7 @@ from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
 
 # Limits of a question, which comes from a browser.
 _MOST_TURNS = 400
+_MOST_OFFERED = 6  # runs, as cards
 _MOST_PROMPTS = 3  # that a page proposes
 _MOST_NEW_TOKENS = 4096
 
@@ -50,9 +51,13 @@ def chat(request: Request) -> Response:
     # A run without a checkpoint has no model.
     listed = [run for run in site.records.listed() if run["saved_step"] is not None]
     listed.sort(key=lambda run: run["started"] or "", reverse=True)
+    # Trials are many, and seldom whom one wants to talk to.
+    of_sweeps = {run["dir"] for run in listed if site.records.sweep_of(Path(run["path"]))}
+    offered = [run for run in listed if run["dir"] not in of_sweeps] or listed
     facts = {
         "title": "Chat",
         "listed": listed,
+        "offered": offered[:_MOST_OFFERED],
         "chosen": chosen,
         "beside": beside,
         "prompts": _prompts(run_dir) if name else [],

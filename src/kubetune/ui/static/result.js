@@ -1,5 +1,5 @@
 // The page of a run's result: what is chosen becomes a command line, which runs as a job of the server.
-import { byId, follow, post } from "./ui.js";
+import { byId, follow, pause, post } from "./ui.js";
 
 const dir = byId("content").dataset.dir;
 
@@ -63,7 +63,6 @@ byId("cancel")?.addEventListener("click", async (event) => {
 });
 
 // What goes on is followed to its end, and then the page is made anew with what came of it.
-const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const job = byId("job")?.dataset.job;
 if (job) {
   for (;;) {

@@ -12,7 +12,7 @@ export const post = async (path, body, signal = null) => {
   throw new Error(reason?.trim() || `refused: ${answer.status}`);
 };
 
-const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+export const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
 // What a command that was begun says, until it ends or `arrived` finds what was waited for; how it stands then.
 export const follow = async (begun, output, arrived = () => false) => {
@@ -48,6 +48,10 @@ const parts = (page) => [...page.querySelectorAll("[data-live], main > section[i
   .filter((part) => !["curves", "headline", "log"].includes(part.id));
 const nameOf = (part) => part.id || part.getAttribute("aria-label") || `${part.localName} ${part.className}`;
 
+// What was logged last is seen first.
+const toEnd = (part) => part.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollHeight; });
+toEnd(document);
+
 // Sections with a tab are shown one tab at a time; without scripts they stand below each other, and tabs are links.
 const makeTabs = (list) => {
   const sections = () => [...document.querySelectorAll("main > section[data-tab]")];
@@ -58,7 +62,11 @@ const makeTabs = (list) => {
       link.setAttribute("aria-selected", String(isShown));
       link.tabIndex = isShown ? 0 : -1;
     }
-    for (const section of sections()) section.hidden = section.dataset.tab !== name;
+    for (const section of sections()) {
+      const wasHidden = section.hidden;
+      section.hidden = section.dataset.tab !== name;
+      if (wasHidden && !section.hidden) toEnd(section);
+    }
     document.dispatchEvent(new CustomEvent("shown"));
   };
   const prepare = () => {
@@ -198,7 +206,6 @@ const filter = () => document.querySelectorAll("[data-filter]").forEach((field) 
   }
 });
 document.addEventListener("input", (event) => { if (event.target.matches("[data-filter]")) filter(); });
-document.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollHeight; });
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -226,45 +233,26 @@ document.addEventListener("click", async (event) => {
   } catch (error) { button.textContent = error.message; }
 });
 
+// Buttons that have the server begin a command: its output is shown, and what it is about is gone to once it is there.
+const toRun = (seen) => { location.href = `/run?dir=${encodeURIComponent(seen.run)}`; };
+const begins = {
+  continue: ["/run/continue", (seen) => seen.held || seen.code === 0, () => location.reload()],
+  // What mends a failed run starts it again under another name.
+  mend: ["/run/mend", (seen) => seen.run, toRun],
+  demo: ["/new/demo", (seen) => seen.run, toRun],
+};
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-continue]");
+  const button = event.target.closest("[data-continue], [data-mend], [data-demo]");
   if (!button) return;
+  const name = Object.keys(begins).find((known) => known in button.dataset);
+  const [path, arrived, go] = begins[name];
   button.disabled = true;
   try {
-    const begun = await (await post("/run/continue", { dir: button.dataset.continue })).json();
-    if (begun.problems.length) { button.textContent = begun.problems.join("; "); return; }
-    button.textContent = "Starting …";
-    const seen = await follow(begun, byId("output"), (reply) => reply.held);
-    if (seen.held || seen.code === 0) location.reload();
-    else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
-  } catch (error) { button.textContent = error.message; }
-});
-
-// What mends a failed run starts it again under another name.
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-mend]");
-  if (!button) return;
-  button.disabled = true;
-  try {
-    const begun = await (await post("/run/mend", { dir: button.dataset.mend })).json();
+    const begun = await (await post(path, { dir: button.dataset[name] })).json();
     if (begun.problems.length) throw new Error(begun.problems.join("; "));
     button.textContent = "Starting …";
-    const seen = await follow(begun, byId("output"), (reply) => reply.run);
-    if (seen.run) location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
-    else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
-  } catch (error) { button.textContent = error.message; }
-});
-
-document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-demo]");
-  if (!button) return;
-  button.disabled = true;
-  try {
-    const begun = await (await post("/new/demo", {})).json();
-    if (begun.problems.length) throw new Error(begun.problems.join("; "));
-    button.textContent = "Starting …";
-    const seen = await follow(begun, byId("output"), (reply) => reply.run);
-    if (seen.run) location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
+    const seen = await follow(begun, byId("output"), arrived);
+    if (arrived(seen)) go(seen);
     else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
   } catch (error) { button.textContent = error.message; }
 });
