@@ -325,7 +325,7 @@ def test_a_metric_that_evaluations_do_not_have_is_dropped(tmp_path: Path) -> Non
     metric = "--greater_is_better true --metric_for_best_model"
     text, notes = dropped(tmp_path / "a.sh", f"{call} {metric} rouge-l")
     assert notes.keys() == {"metric_for_best_model", "greater_is_better"}
-    assert "evaluations have no rouge-l" in notes["metric_for_best_model"]
+    assert "evaluations have no such metric" in notes["metric_for_best_model"]
     text, notes = dropped(tmp_path / "a.sh", f"{call} {metric} eval_token_accuracy")
     assert ("metric_for_best_model: eval_token_accuracy" in text, notes) == (True, {})
 

@@ -20,10 +20,17 @@ from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import kinds
-from kubetune.plugins.importers.engine import WRONG_KINDS, Draft, Note, Tool, convert
+from kubetune.plugins.importers.engine import (
+    WRONG_KINDS,
+    Draft,
+    Note,
+    Tool,
+    convert,
+    fill_in_defaults,
+)
 from kubetune.plugins.importers.foreign import Foreign, flattened, read_foreign
 from kubetune.plugins.importers.readings import is_empty, unknown_values
-from kubetune.plugins.importers.settle import settle
+from kubetune.plugins.importers.rules import apply_rules
 from kubetune.plugins.importers.writing import comment, inline, run_file
 
 # The module of each tool, which holds its `TOOL`; `--from` takes the module's name, with dashes.
@@ -89,8 +96,9 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     kinds.require_known_kind(draft, is_named=foreign.peer == "verl")
     try:
         convert(draft, kinds.learn(draft))
-        settle(draft)
         kinds.finish(draft)
+        fill_in_defaults(draft)
+        apply_rules(draft)
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
     _complete(draft)

@@ -45,6 +45,7 @@ from kubetune.plugins.importers.engine import (
 )
 from kubetune.plugins.importers.preferences import SIMPO
 from kubetune.plugins.importers.readings import as_list
+from kubetune.plugins.importers.servers import CORRECTION
 from kubetune.plugins.importers.writing import inline
 
 
@@ -131,7 +132,7 @@ TOOL = Tool(
         "simpo": SIMPO,
         "gkd": OF_GKD,
         # On is TRL's default since 1.16, on which axolotl does not build yet.
-        "grpo": {"grpo.use_bias_correction_kl": False},
+        "grpo": {"grpo.use_bias_correction_kl": False, CORRECTION: "sequence_mask"},
     },
     tables=(TRAINING, OFFLOADING, FP8, Table(
         same={

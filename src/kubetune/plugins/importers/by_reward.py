@@ -22,7 +22,6 @@ from kubetune.plugins.importers.engine import (
     carried,
     dropped,
     near,
-    only_with,
     unneeded,
 )
 from kubetune.plugins.importers.reward_names import KEYS_OF_SWIFT, rewards
@@ -32,10 +31,7 @@ _NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generat
 
 
 def finish(draft: Draft, key: str) -> None:
-    """Count batches in prompts, and take out what the tools assume of supervised fine-tuning alone.
-
-    `key`: names the kind of learning.
-    """
+    """Count batches in prompts. Raise ConfigError without a reward. `key`: names the kind of learning."""
     if "reward_funcs" in draft.unknown:
         draft.refuse("reward_funcs", draft.unknown["reward_funcs"])
     if not draft.has("rewards"):
@@ -44,17 +40,8 @@ def finish(draft: Draft, key: str) -> None:
             f"the file, read as one of {draft.tool.name}, names no reward that is here; expected reward_funcs with a "
             "function as module.function, or a reward that is built in (docs/grpo.md); --from names another tool",
         )
-    if draft.ours("data.overlong") not in (None, "drop", "error"):
-        draft.withdraw("data.overlong", "a prompt is asked whole; longer ones are left out")
-    if draft.origin("data.max_length") is None:
-        draft.withdraw("data.max_length", "")
-    only_with(draft, "grpo", ONLY_WITH, draft.ours("grpo.loss_type", "dapo"))
-    if not draft.ours("grpo.beta"):
-        why = "says nothing without beta"
-        draft.withdraw("grpo.use_bias_correction_kl", why, "unneeded")
     if not draft.has("training.global_batch_size"):
         _batches(draft)
-    servers.finish(draft)
 
 
 def _batches(draft: Draft) -> None:

@@ -16,13 +16,11 @@ _ALONE: Final = "a teacher is a model that each process holds"
 
 
 def finish(draft: Draft, key: str) -> None:
-    """Fill in the tools' defaults, and take out what they assume of supervised fine-tuning alone.
+    """Write down what ms-swift does with the likeliest tokens. Raise ConfigError without a teacher.
 
     `key`: names the kind of learning.
     """
-    if not draft.has("distill.teacher"):
-        if "distill.teacher" in draft.undecided:
-            return
+    if not draft.has("distill.teacher") and "distill.teacher" not in draft.undecided:
         draft.refuse(
             key,
             "the file names no teacher that is a model; expected teacher_model_name_or_path or teacher_model",
@@ -31,17 +29,6 @@ def finish(draft: Draft, key: str) -> None:
         why = "ms-swift renormalises the teacher's likeliest tokens"
         draft.assume("distill.support", "teacher_k", why)
         draft.assume("distill.rest", "renormalise", why)
-    lmbda = draft.ours("distill.lmbda", 1.0)
-    if lmbda == 1:
-        draft.withdraw("distill.sft_weight", "no step learns from answers of the data", "unneeded")
-    if lmbda == 0:
-        for name in ("max_completion_length", "num_generations"):
-            draft.withdraw(f"distill.{name}", "no answers are drawn", "unneeded")
-        return
-    if draft.ours("data.overlong") not in (None, "drop", "error"):
-        draft.withdraw("data.overlong", "a prompt is asked whole; longer ones are left out")
-    if draft.ours("data.train_on") == "all":
-        draft.withdraw("data.train_on", "answers alone are compared")
 
 
 # Keys of distillation; each counts before the tool's own row for it.

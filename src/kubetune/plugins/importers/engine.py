@@ -12,8 +12,9 @@ A fifth kind, assumed, is no key of the file: the tool's default, written down w
 `convert` takes three steps. First, the functions in `Tool.together` read the few keys whose meaning no row can say,
 such as the steps and the share of a warm-up. Then each other key goes to its row of the tool's tables: those in
 `Tool.first` before the others, which may ask what they set. Where two keys fill in one setting with different values,
-the first counts, and the other is dropped by name. At last the tool's defaults fill in what the file leaves out, and
-`Tool.finish` what follows from the settings.
+the first counts, and the other is dropped by name. `Tool.finish` adds what follows from the settings. At last
+`fill_in_defaults` writes down the tool's defaults of what the file leaves out, and `rules` takes out what does not go
+together.
 
 A table has four parts, and this is what becomes of a value of theirs:
 
@@ -396,9 +397,11 @@ def convert(draft: Draft, more: Iterable[Table]) -> None:
     if tool.finish is not None:
         tool.finish(draft)
 
-    # The run must do what the tool would have done, so its defaults are written down where ours differ.
+
+def fill_in_defaults(draft: Draft) -> None:
+    """Write down the tool's defaults where ours differ, so that the run does what the tool would have done."""
     draft.assume_defaults(draft.kind)
-    for path, value in tool.defaults.items():
+    for path, value in draft.tool.defaults.items():
         draft.assume(path, value)
     if draft.has("lora"):
         draft.assume_defaults("lora")
@@ -430,10 +433,3 @@ def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
 def as_names(value: Any, _: Draft) -> Outcome:
     """Carry a list of names."""
     return carried(as_list(value))
-
-
-def only_with(draft: Draft, section: str, losses: Mapping[str, tuple[str, ...]], loss: str) -> None:
-    """Take out the settings of a section that say nothing to the loss, which our schema refuses beside it."""
-    for name, wanted in losses.items():
-        if loss not in wanted:
-            draft.withdraw(f"{section}.{name}", f"says nothing to {loss}", "unneeded")

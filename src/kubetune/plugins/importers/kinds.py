@@ -5,6 +5,7 @@ A kind is read before a tool's own tables, which know supervised fine-tuning; it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kubetune.errors import ConfigError
@@ -32,6 +33,12 @@ _NAMING: Final[dict[str, tuple[Any, ...]]] = {
 }
 _COMMANDS: Final = ("sft", "pt", "train", "rlhf", *_TASKS)
 _OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
+# By task: what fills in the rest. `key` names the kind of learning.
+_FINISH: Final[Mapping[str, Callable[[Draft, str], None]]] = {
+    "preference": preferences.finish,
+    "grpo": by_reward.finish,
+    "distill": by_teacher.finish,
+}
 _DOES: Final = (
     "kubetune import converts supervised fine-tuning, preference tuning, reward models, learning by reward as GRPO does "
     "it and distillation"
@@ -72,16 +79,11 @@ def learn(draft: Draft) -> tuple[Table, ...]:
 
 
 def finish(draft: Draft) -> None:
-    """Fill in the defaults of a kind, and take out what the tools assume of supervised fine-tuning alone."""
-    key, kind = _kind(draft)
-    task = draft.ours("task")
-    if task in ("preference", "reward_model"):
-        preferences.finish(draft, kind)
-    # verl's batches count prompts, and its own table knows nothing else.
-    elif task == "grpo":
-        by_reward.finish(draft, key)
-    elif task == "distill":
-        by_teacher.finish(draft, key)
+    """Fill in what a kind of learning has that is no key of its own."""
+    finish_kind = _FINISH.get(draft.ours("task", ""))
+    if finish_kind is not None:
+        key, _ = _kind(draft)
+        finish_kind(draft, key)
 
 
 def _kind(draft: Draft) -> tuple[str, str]:

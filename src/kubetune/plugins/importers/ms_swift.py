@@ -43,6 +43,7 @@ from kubetune.plugins.importers.engine import (
     unneeded,
 )
 from kubetune.plugins.importers.reward_names import OF_SWIFT
+from kubetune.plugins.importers.servers import CORRECTION
 
 # Keys of `megatron sft`, which trains every parameter unless a file says otherwise.
 _MEGATRON = set(
@@ -207,9 +208,7 @@ TOOL = Tool(
             "grpo.temperature": 0.9,
             # On is TRL's default since 1.16, on which ms-swift does not build yet.
             "grpo.use_bias_correction_kl": False,
-        },
-        "servers": {
-            "grpo.importance_sampling_correction": "none",
+            CORRECTION: "none",
             "grpo.importance_sampling_clip_max": 2.0,
         },
     },

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kubetune.config.metric_names import full_name, metrics_of
-from kubetune.config.schema.preference import ONLY_WITH
 from kubetune.plugins.importers.common.training_keys import loss, reference
 from kubetune.plugins.importers.engine import (
     Draft,
@@ -18,7 +17,6 @@ from kubetune.plugins.importers.engine import (
     carried,
     dropped,
     near,
-    only_with,
     unneeded,
 )
 
@@ -37,7 +35,6 @@ _METRICS: Final = {
     "rewards/rejected": "reward_rejected", "logps/chosen": "logp_chosen", "logps/rejected": "logp_rejected",
     "accuracy": "accuracy", "margin": "margin", "kl": "kl",
 }  # fmt: skip
-_NO_DROPOUT: Final = "its trainer switches dropout off (disable_dropout)"
 _OTHER_REFERENCE: Final = "the reference is the model before training; no other model can be named"
 
 
@@ -52,20 +49,11 @@ def tables(kind: str) -> tuple[Table, ...]:
     return TABLE, Table(rows=rows)
 
 
-def finish(draft: Draft, kind: str) -> None:
-    """Fill in the loss and the defaults of SimPO, and take out what says nothing to the loss."""
-    # Dropout is off in all of TRL's trainers; LLaMA-Factory's reward model has its own.
-    if draft.get("disable_dropout") is not False and draft.get("stage") != "rm":
-        draft.withdraw("lora.dropout", _NO_DROPOUT, "unneeded")
-    if draft.ours("task") == "reward_model":
-        names = [*ONLY_WITH, "beta", "loss"]
-        only_with(draft, "preference", dict.fromkeys(names, ()), "a reward model")
-        return
-    draft.withdraw("preference.center_coefficient", f"says nothing to {kind}", "unneeded")
-    draft.settings.setdefault("preference.loss", kind)
-    chosen = draft.settings["preference.loss"]
-    only_with(draft, "preference", ONLY_WITH, chosen)
-    draft.assume_defaults(chosen)
+def finish(draft: Draft, _: str) -> None:
+    """Fill in the loss of a kind of learning that has one, and the tool's defaults of that loss."""
+    if draft.ours("task") == "preference":
+        loss = draft.settings.setdefault("preference.loss", draft.kind)
+        draft.assume_defaults(loss)
 
 
 def _sft_term(value: Any, draft: Draft) -> Outcome:

@@ -22,9 +22,7 @@ from kubetune.plugins.importers.engine import (
 from kubetune.plugins.importers.readings import as_list
 
 URLS: Final = "grpo.servers.urls"
-_CORRECTION: Final = "grpo.importance_sampling_correction"
-_CLIP_MAX: Final = "grpo.importance_sampling_clip_max"
-_CLIP_MIN: Final = "grpo.importance_sampling_clip_min"
+CORRECTION: Final = "grpo.importance_sampling_correction"
 _OTHER_PROGRAM: Final = (
     "stock `vllm serve --enable-lora` has to answer there in place of the tool's own server, and to see the run directory "
     "(docs/grpo.md)"
@@ -57,30 +55,19 @@ def _correction(value: Any, _: Draft) -> Outcome:
     return carried(str(value).replace("sequence", "geometric"))
 
 
-def finish(draft: Draft) -> None:
-    """Write down the tool's default of the correction, where servers draw."""
-    if not draft.has(URLS):
-        return
-    draft.assume_defaults("servers")
-    # TRL's correction is on by default.
-    draft.assume(_CORRECTION, "sequence_mask")
-    if draft.ours(_CORRECTION) == "none":
-        draft.withdraw(_CLIP_MAX, "nothing is corrected", "unneeded")
-        draft.withdraw(_CLIP_MIN, "nothing is corrected", "unneeded")
-
-
 TABLE: Final = Table(
     same={
-        _CLIP_MAX: "vllm_importance_sampling_clip_max vllm_importance_sampling_cap rollout_importance_sampling_threshold",
-        _CLIP_MIN: "vllm_importance_sampling_clip_min",
+        "grpo.importance_sampling_clip_max":
+            "vllm_importance_sampling_clip_max vllm_importance_sampling_cap rollout_importance_sampling_threshold",
+        "grpo.importance_sampling_clip_min": "vllm_importance_sampling_clip_min",
     },
     rows=[
         Row("use_vllm", URLS, other=_use),
         # ms-swift's servers then draw by the weights of one set of answers before.
         Row("async_generate", "grpo.servers.lag", {True: 1, False: OFF}),
-        Row("vllm_importance_sampling_correction", _CORRECTION, {False: "none"}, unneeded("on, as in its mode")),
-        Row("vllm_importance_sampling_mode", _CORRECTION),
-        Row("rollout_importance_sampling_mode", _CORRECTION, other=_correction),
+        Row("vllm_importance_sampling_correction", CORRECTION, {False: "none"}, unneeded("on, as in its mode")),
+        Row("vllm_importance_sampling_mode", CORRECTION),
+        Row("rollout_importance_sampling_mode", CORRECTION, other=_correction),
     ],
     unneeded={
         "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port": "follows from use_vllm",

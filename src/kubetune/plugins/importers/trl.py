@@ -34,6 +34,7 @@ from kubetune.plugins.importers.engine import (
 )
 from kubetune.plugins.importers.preferences import SIMPO
 from kubetune.plugins.importers.reward_names import OF_TRL
+from kubetune.plugins.importers.servers import CORRECTION
 
 # Keys that describe one source together.
 _DATA_SET = ("dataset_config", "dataset_train_split", "dataset_text_field")
@@ -116,7 +117,7 @@ def _finish(draft: Draft) -> None:
 
 
 # Kinds of learning whose trainers have a small learning rate.
-_SLOW = ("dpo", "kto", "orpo", "cpo", "grpo", "distillation")
+_SLOW = ("dpo", "kto", "orpo", "cpo", "distillation")
 _OFF = unneeded("off; data.train_on says what is trained")
 # Keys of a data set in `datasets` or `dataset_mixture`.
 _ITEM = Table(same={"path": "id"}, rows=[Row("columns", other=_columns)])
@@ -163,6 +164,7 @@ TOOL = Tool(
         "lora": {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05},
         "reward": {"training.learning_rate": 1e-4},
         **{kind: {"training.learning_rate": 1e-6} for kind in _SLOW},
+        "grpo": {"training.learning_rate": 1e-6, CORRECTION: "sequence_mask"},
         "simpo": SIMPO,
         "gkd": {**OF_GKD, "distill.max_completion_length": 128},
     },
