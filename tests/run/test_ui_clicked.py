@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
-SIZES = [(390, False), (390, True), (1280, False), (1280, True)]
+SIZES = [(390, False), (390, True), (768, False), (1280, False), (1280, True)]
 SECONDS = 900.0
 MEBIBYTES = 150
 
