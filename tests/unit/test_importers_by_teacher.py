@@ -16,6 +16,10 @@ SWIFT = (
 )
 TRL = "model_name_or_path: a/b\ndataset_name: org/chats\n"
 GKD = {"teacher": "a/big", "beta": 0.5, "lmbda": 0.5, "temperature": 0.9}
+SDFT = {
+    "teacher": "self", "teacher_prompt": "{prompt}\n\n{privileged_context}", "beta": 0.5, "support": "student_k",
+    "top_k": 100, "rest": "renormalise", "num_generations": 8, "max_completion_length": 256,
+}  # fmt: skip
 
 # File name, text, settings of distill that differ from ours, learning rate.
 CASES: dict[str, tuple[str, str, dict[str, Any], float]] = {
@@ -41,6 +45,23 @@ CASES: dict[str, tuple[str, str, dict[str, Any], float]] = {
             "temperature": 0.8,
         },
         1e-6,
+    ),
+    "trl's sdft": (
+        "a.sh",
+        "python examples/scripts/sdft.py --model_name_or_path a/b --dataset_name org/d --learning_rate 2e-5 "
+        "--max_completion_length 300 --teacher_model_kind ema --gradient_accumulation_steps 4 --distillation_topk 20\n",
+        {**SDFT, "max_completion_length": 300, "top_k": 20},
+        2e-5,
+    ),
+    "trl's sdft by its keys": (
+        "a.yaml",
+        f"{TRL}distillation_mode: full_logits\ndistillation_alpha: 0.25\nteacher_prompt_template: '{{prompt}}: "
+        "{privileged_context}'\nnum_generations: 2\n",
+        {
+            "teacher": "self", "teacher_prompt": "{prompt}: {privileged_context}", "beta": 0.25, "num_generations": 2,
+            "max_completion_length": 256,
+        },
+        5e-5,
     ),
     "ms-swift": (
         "a.sh",
@@ -75,6 +96,28 @@ def test_a_file_without_a_teacher_that_is_a_model_is_refused(text: str, tmp_path
     (tmp_path / "a.sh").write_text(text)
     with pytest.raises(ConfigError, match="names no teacher that is a model"):
         import_config(tmp_path / "a.sh")
+
+
+def test_kd_of_axolotl_is_refused_where_it_is_on(tmp_path: Path) -> None:
+    text = "base_model: a/b\ndatasets: [{path: org/d, type: chat_template}]\nsequence_len: 512\nkd_trainer: "
+    (tmp_path / "a.yaml").write_text(text + "true\nkd_alpha: 0.9\n")
+    with pytest.raises(
+        ConfigError, match=r"a\.yaml:4: kd_trainer: the file names no teacher that is a model"
+    ):
+        import_config(tmp_path / "a.yaml")
+    (tmp_path / "a.yaml").write_text(text + "false\n")
+    assert "\ntask: " not in import_config(tmp_path / "a.yaml").text
+
+
+def test_steps_of_sdft_count_prompts(tmp_path: Path) -> None:
+    name, text, _, _ = CASES["trl's sdft"]
+    (tmp_path / name).write_text(text)
+    imported = import_config(tmp_path / name)
+    (tmp_path / "run.yaml").write_text(imported.text)
+    # 8 answers × 4 micro-batches there, 8 answers to each prompt.
+    assert load_config(tmp_path / "run.yaml").training.global_batch_size == 4
+    notes = {note.key: note for note in imported.notes}
+    assert notes["teacher_model_kind"].kind == "approximated"
 
 
 def test_a_teacher_that_draws_is_dropped_by_name(tmp_path: Path) -> None:

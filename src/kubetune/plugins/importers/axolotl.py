@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.plugins.importers.axolotl_sources import take_data
-from kubetune.plugins.importers.by_teacher import OF_GKD
+from kubetune.plugins.importers.by_teacher import OF_GKD, OF_KD
 from kubetune.plugins.importers.common.image_keys import say_it_sees
 from kubetune.plugins.importers.common.schedule_keys import schedule, warm_up
 from kubetune.plugins.importers.common.source_keys import share
@@ -127,10 +127,12 @@ TOOL = Tool(
     together=(take_data, warm_up("lr_scheduler", default=0.03, is_axolotl=True)),
     finish=_finish,
     merged="trl",
+    kind_of_a_key={"kd_trainer": "kd"},
     defaults={"data.max_length": 512, "data.packing": False},
     defaults_of={
         "simpo": SIMPO,
         "gkd": OF_GKD,
+        "kd": OF_KD,
         # On is TRL's default since 1.16, on which axolotl does not build yet.
         "grpo": {"grpo.use_bias_correction_kl": False, CORRECTION: "sequence_mask"},
     },

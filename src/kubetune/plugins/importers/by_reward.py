@@ -40,19 +40,23 @@ def finish(draft: Draft, key: str) -> None:
             f"the file, read as one of {draft.tool.name}, names no reward that is here; expected reward_funcs with a "
             "function as module.function, or a reward that is built in (docs/grpo.md); --from names another tool",
         )
-    if not draft.has("training.global_batch_size"):
-        _batches(draft)
+    count_prompts(draft, "grpo.num_generations", GrpoConfig().num_generations)
 
 
-def _batches(draft: Draft) -> None:
-    """Write a step's prompts in place of its answers, which the tools count."""
+def count_prompts(draft: Draft, of_prompt: str, default: int) -> None:
+    """Write a step's prompts in place of its answers, which the tools count.
+
+    `of_prompt`: the setting of the answers to a prompt, which has this default.
+    """
+    if draft.has("training.global_batch_size"):
+        return
     path = "training.gradient_accumulation_steps"
-    if not draft.undecided.keys().isdisjoint((*STEP, "grpo.num_generations")):
+    if not draft.undecided.keys().isdisjoint((*STEP, of_prompt)):
         why = "prompts of a step are counted here, and a part of their number is not known; set training.global_batch_size"
         draft.withdraw(path, why)
         return
     size, accumulated, world = _step(draft)
-    generations = draft.ours("grpo.num_generations", GrpoConfig().num_generations)
+    generations = draft.ours(of_prompt, default)
     answers = size * accumulated * world
     prompts = max(1, answers // generations)
     why = (

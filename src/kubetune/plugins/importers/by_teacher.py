@@ -1,14 +1,34 @@
-"""Distillation in other tools' files: TRL's GKDTrainer and DistillationTrainer, and ms-swift's `--rlhf_type gkd`."""
+"""Distillation in other tools' files: TRL's GKD, distillation and SDFT, ms-swift's `--rlhf_type gkd`, axolotl's KD."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+from kubetune.plugins.importers.by_reward import count_prompts
 from kubetune.plugins.importers.common.training_keys import NO_EFFECT, numbers
-from kubetune.plugins.importers.engine import Draft, Row, Table, unneeded
+from kubetune.plugins.importers.engine import Draft, Outcome, Row, Table, carried, near, unneeded
 
 # Defaults of GKD, in all tools.
 OF_GKD: Final = {"distill.lmbda": 0.5, "distill.beta": 0.5, "distill.temperature": 0.9}
+# Defaults of TRL's SDFT: a model learns from itself, shown more.
+OF_SDFT: Final = {
+    "training.learning_rate": 5e-5,
+    "distill.teacher": "self",
+    "distill.teacher_prompt": "{prompt}\n\n{privileged_context}",
+    "distill.beta": 0.5,
+    "distill.support": "student_k",
+    "distill.top_k": 100,
+    "distill.rest": "renormalise",
+    "distill.num_generations": 8,
+    "distill.max_completion_length": 256,
+}
+# The same of axolotl's KD, which learns from answers of the data.
+OF_KD: Final = {
+    "distill.lmbda": 0,
+    "distill.beta": 0.0,
+    "distill.support": "teacher_k",
+    "distill.rest": "renormalise",
+}
 _DRAWN: Final = (
     "answers are drawn by the model's own probabilities, which are those that are compared"
 )
@@ -20,15 +40,27 @@ def finish(draft: Draft, key: str) -> None:
 
     `key`: names the kind of learning.
     """
-    if not draft.has("distill.teacher") and "distill.teacher" not in draft.undecided:
+    defaults = draft.tool.defaults_of.get(draft.kind, {})
+    if not draft.has("distill.teacher") and "distill.teacher" not in {
+        **draft.undecided,
+        **defaults,
+    }:
         draft.refuse(
             key,
             "the file names no teacher that is a model; expected teacher_model_name_or_path or teacher_model",
         )
-    if draft.has("distill.top_k"):
+    if draft.origin("distill.top_k") == "gkd_logits_topk":
         why = "ms-swift renormalises the teacher's likeliest tokens"
         draft.assume("distill.support", "teacher_k", why)
         draft.assume("distill.rest", "renormalise", why)
+    answers = defaults.get("distill.num_generations", 1)
+    if draft.ours("distill.num_generations", answers) > 1:
+        count_prompts(draft, "distill.num_generations", answers)
+
+
+def _share_of_cross_entropy(value: Any, draft: Draft) -> Outcome:
+    """Return the weight of cross-entropy beside a divergence of the weight 1."""
+    return carried(float(value or 0) / float(draft.get("kd_alpha") or 1))
 
 
 # Keys of distillation; each counts before the tool's own row for it.
@@ -36,8 +68,10 @@ TABLE: Final = Table(
     same={
         "distill.teacher": "teacher_model_name_or_path teacher_model",
         "distill.revision": "teacher_model_revision",
-        "distill.beta": "beta",
-        "distill.temperature": "temperature",
+        "distill.teacher_prompt": "teacher_prompt_template",
+        "distill.beta": "beta distillation_alpha kd_beta",
+        "distill.temperature": "temperature kd_temperature",
+        "distill.top_k": "distillation_topk kd_online_topk",
         "distill.lmbda": "lmbda",
         "distill.max_completion_length": "max_completion_length max_new_tokens",
         "distill.num_generations": "num_generations",
@@ -45,6 +79,19 @@ TABLE: Final = Table(
     },
     rows=[
         Row("gkd_logits_topk", "distill.top_k", other=numbers(int, unneeded("all tokens, as here"))),
+        # SDFT.
+        Row("teacher_model_kind", "distill.teacher", {"base": "self"},
+            near("self", "the teacher stays the model before training")),
+        Row("distillation_mode", "distill.support", {"topk_logits": "student_k", "full_logits": "all"},
+            near("all", "the drawn token stands for all tokens there, which are compared here")),
+        Row("distillation_add_tail", "distill.rest", {True: "tail", False: "renormalise"}),
+        Row("max_prompt_length", "data.max_length",
+            other=lambda value, _: near(value, "prompt and right answer are counted, and longer records left out")),
+        # KD.
+        Row("kd_trainer", other=lambda _, draft: unneeded(f"see task: {draft.ours('task')}")),
+        Row("kd_ce_alpha", "distill.sft_weight", other=_share_of_cross_entropy),
+        Row("kd_normalize_topk", "distill.rest", {True: "renormalise"},
+            near("tail", "what is left of the probability is left out there, and compared as one token here")),
     ],
     dropped={
         "seq_kd": ("the teacher draws no answers; let it answer first, and train on that", False),
@@ -56,8 +103,20 @@ TABLE: Final = Table(
         "teacher_model_server teacher_server_urls": _ALONE,
         "teacher_model_init_kwargs teacher_model_type": "a teacher is loaded as the model is; see model.dtype",
         "steps_per_generation generation_batch_size": "answers are drawn before each step",
+        "num_iterations": ("answers are drawn before each step", 1),
+        "num_loss_tokens_to_skip": ("all tokens of an answer are compared", 0),
+        "generate_from_teacher": ("the model draws the answers, and the teacher none", False),
+        "use_teacher_server": (_ALONE, False),
+        "teacher_update_rate teacher_sync_steps": "the teacher stays the model before training",
+        "kd_alpha": ("it scales the whole loss, on which AdamW does not depend; kd_ce_alpha is carried in proportion", 1),
+        "kd_online_server_base_url": _ALONE,
+        "kd_online_server": (_ALONE, "vllm"),
+        "kd_temperature_min": "the temperature stays the same",
     },
     unneeded={
+        "distillation_is_clip": "answers are drawn before each step, by the weights that learn from them",
+        "num_generations_eval": "evaluations draw what evaluation.generate says",
+        "kd_online_timeout": _ALONE,
         "teacher_deepspeed offload_teacher_model": "each process holds the teacher whole",
         "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_len "
         "vllm_max_model_length vllm_enable_sleep_mode sleep_level vllm_model_impl": "answers are drawn by the model itself",

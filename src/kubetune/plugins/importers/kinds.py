@@ -21,6 +21,8 @@ _TASKS: Final = {
     "grpo": "grpo",
     "gkd": "distill",
     "distillation": "distill",
+    "sdft": "distill",
+    "kd": "distill",
 }
 # Keys that name a kind, and what they may name.
 _NAMING: Final[dict[str, tuple[Any, ...]]] = {
@@ -99,6 +101,6 @@ def _kind(draft: Draft) -> tuple[str, str]:
         return f"trl {draft.command}", str(draft.command)
     if not draft.command:
         for key, kind in draft.tool.kind_of_a_key.items():
-            if draft.get(key) is not None:
+            if draft.get(key) is not None and draft.get(key) is not False:
                 return key, kind
     return "", ""

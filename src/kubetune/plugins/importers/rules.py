@@ -204,6 +204,12 @@ RULES: Final = (
         when=lambda draft: _draws(draft) and draft.ours("data.train_on") == "all",
     ),
     Rule(
+        "distill.top_k distill.rest",
+        "all tokens are compared",
+        "unneeded",
+        when=lambda draft: draft.ours("distill.support", "all") == "all",
+    ),
+    Rule(
         "distill.sft_weight",
         "no step learns from answers of the data",
         "unneeded",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.plugins.importers.by_teacher import OF_GKD
+from kubetune.plugins.importers.by_teacher import OF_GKD, OF_SDFT
 from kubetune.plugins.importers.common.schedule_keys import warm_up
 from kubetune.plugins.importers.common.source_keys import read_source, share, take_sources, tidy
 from kubetune.plugins.importers.common.target_keys import PATH, assume_peft_default, modules
@@ -126,8 +126,9 @@ TOOL = Tool(
     name="TRL",
     marks="dataset_name use_peft dataset_train_split dataset_test_split assistant_only_loss completion_only_loss "
     "packing_strategy truncation_mode dataset_text_field dataset_config lora_task_type eos_token dataset_mixture "
-    "dataset_mixer dataset_splits max_seq_length model_name_or_path reward_funcs num_generations teacher_model_name_or_path",
-    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo|gkd|distillation)(?:_vlm|_modeling)?\.py",
+    "dataset_mixer dataset_splits max_seq_length model_name_or_path reward_funcs num_generations teacher_model_name_or_path "
+    "teacher_model_kind teacher_prompt_template",
+    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo|gkd|distillation|sdft)(?:_vlm|_modeling)?\.py",
     first="use_peft",
     together=(_data, warm_up()),
     finish=_finish,
@@ -148,6 +149,11 @@ TOOL = Tool(
     kind_of_a_key={
         "lmbda": "gkd",
         "seq_kd": "gkd",
+        "distillation_alpha": "sdft",
+        "distillation_mode": "sdft",
+        "distillation_topk": "sdft",
+        "teacher_model_kind": "sdft",
+        "teacher_prompt_template": "sdft",
         "teacher_model_name_or_path": "distillation",
         "num_generations": "grpo",
         "reward_funcs": "grpo",
@@ -166,6 +172,7 @@ TOOL = Tool(
         **{kind: {"training.learning_rate": 1e-6} for kind in _SLOW},
         "grpo": {"training.learning_rate": 1e-6, CORRECTION: "sequence_mask"},
         "simpo": SIMPO,
+        "sdft": OF_SDFT,
         "gkd": {**OF_GKD, "distill.max_completion_length": 128},
     },
     tables=(TRAINING, LORA, PACKING, OFFLOADING, FSDP, Table(
