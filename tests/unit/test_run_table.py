@@ -144,3 +144,13 @@ def test_only_a_terminal_is_brief_and_only_until_somebody_asks_for_more(
     assert not is_brief("DEBUG")
     monkeypatch.setenv(VERBOSE, "1")
     assert not is_brief()
+
+
+def test_the_epochs_of_evaluations_between_them_fit_their_column(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = RunTable(plan.model_copy(update={"steps_per_epoch": 27, "num_steps": 54}), "eval_loss")
+    for step in (10, 37):
+        table.evaluation(step, {"eval_loss": 1.5}, is_best=False)
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert [row[: head.index("step")].strip() for row in rows] == ["0.37", "1.37"]

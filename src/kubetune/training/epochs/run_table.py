@@ -93,7 +93,8 @@ class RunTable:
     def _row(self, step: int, evaluation: Mapping[str, Any]) -> dict[str, str]:
         """Return the cells of a row by the names of their columns."""
         row = {
-            "epoch": f"{step / self._plan.steps_per_epoch:.4g}",
+            # At most two decimals, as the column is five wide.
+            "epoch": f"{round(step / self._plan.steps_per_epoch, 2):g}",
             "step": f"{step:,}",
         }
         measures = self._means.measures()
@@ -132,7 +133,7 @@ class RunTable:
             line = coloured(f"{line}{_GAP}before training", DIM)
         elif is_best:
             line += _GAP + coloured(_BEST, GREEN)
-        _show(line)
+        _show(line.rstrip())
 
     def _print_head(self, row: Mapping[str, str]) -> None:
         """Print the head anew, with the columns of a row that it lacks and for which there is room."""
