@@ -7,6 +7,7 @@ import subprocess
 
 import yaml
 
+from standin.state.objects import name_of
 from tests.cluster.operation import Desk
 
 TRAINERS = "app.kubernetes.io/component=trainer,app.kubernetes.io/instance=alice-fit"
@@ -56,3 +57,27 @@ def test_a_prefixed_run_meets_ends_and_is_found(desk: Desk, kubectl: str) -> Non
         for kind in ("Job", "ConfigMap", "Service")
     }
     assert left == {kind: [] for kind in left}
+
+
+def test_submit_goes_on_with_what_kubectl_has_applied(desk: Desk, kubectl: str) -> None:
+    """The same file changes nothing. For another one the conflict names a way out, which works."""
+    desk.cluster.never_schedule("fit-")
+    path = desk.write({"kubernetes.max_restarts": 3})
+    desk.quick("render", "run.yaml", "-o", "base")
+    subprocess.run(
+        [kubectl, "apply", "--server-side", "-k", "base"],
+        cwd=desk.folder,
+        env=desk.environment(),
+        check=True,
+        capture_output=True,
+    )
+    before = {name_of(pod) for pod in desk.cluster.wait_pods("job-name=fit", 2)}
+    assert "was there already" in desk.quick("submit", "run.yaml", "--yes").stdout
+    assert {name_of(pod) for pod in desk.cluster.find("Pod", "job-name=fit")} == before
+
+    path.write_text(path.read_text().replace("max_restarts: 3", "max_restarts: 5"))
+    stderr = desk.quick("submit", "run.yaml", "--yes", code=3).stderr
+    assert 'conflict with "kubectl": .data.run.yaml' in stderr
+    assert "remove what it made (kubetune delete RUN; the results stay)" in stderr
+    desk.quick("delete", "fit", "-n", desk.cluster.namespace, "--yes")
+    assert "was submitted" in desk.quick("submit", "run.yaml").stdout

@@ -65,7 +65,7 @@ def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
         (
             409,
             'Apply failed with 1 conflict: conflict with "kubectl": .spec.x',
-            "kubectl apply --server-side --force-conflicts --field-manager=kubetune",
+            "go on with that tool, or remove what it made (kubetune delete RUN",
         ),
         (409, "the object has been modified", "somebody else changed it meanwhile"),
         (503, "etcd leader changed", "try again later"),

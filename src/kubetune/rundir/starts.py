@@ -88,4 +88,7 @@ def dated(data: DataConfig, first_start: Any) -> DataConfig:
         day = data.date or today()
     else:
         day = (first_start.get("data") or {}).get("date") or data.date
+    # What nobody set stays out of files that are written from the section.
+    if day == data.date:
+        return data
     return data.model_copy(update={"date": day})

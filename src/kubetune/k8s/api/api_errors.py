@@ -191,8 +191,8 @@ def _sentence(question: ApiCall, code: int, message: str, status: dict[str, Any]
     if code == 409:
         if 'conflict with "' in message:
             return (
-                f"{message}. Another tool has applied these fields: go on with that tool, or give them to kubetune: kubectl "
-                "apply --server-side --force-conflicts --field-manager=kubetune, with the same files"
+                f"{message}. Another tool has applied these fields, with other values: go on with that tool, or remove "
+                "what it made (kubetune delete RUN; the results stay) and submit again"
             )
         return f"{message}; somebody else changed it meanwhile"
     if code == 422:
