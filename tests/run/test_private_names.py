@@ -13,6 +13,7 @@ import pytest
 import torch
 from huggingface_hub.utils import _http
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
 from kubetune.data.reading import hub
@@ -22,6 +23,8 @@ from kubetune.kernels.attention.blockwise import Rule
 from kubetune.models import attention_hooks, compiled_layers, fsdp
 from kubetune.models.adapters import fp8
 from kubetune.models.mixtures import experts
+from kubetune.rundir.tracking.tensorboard_tracker import TensorBoardSink
+from kubetune.rundir.tracking.tracker_queue import TrackedRun
 from kubetune.training import worker
 from kubetune.training.optimizer import adam_step, adamw_sharded, occurring_rows, weight_copies
 from kubetune.training.optimizer.adam_step import AdamSettings
@@ -190,3 +193,29 @@ def test_a_wait_that_the_hub_asks_for_is_read_without_its_client(
     monkeypatch.delattr(_http, "_parse_retry_after")
     response = SimpleNamespace(status_code=503, headers={"retry-after": asked})
     assert hub._wait_asked_for(response) == seconds
+
+
+def test_curves_are_written_by_another_thread_of_tensorboard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TrackedRun("a", tmp_path, "causal_lm", "lora", "model", {})
+    sink = TensorBoardSink(run, "name: a\n", 0)
+
+    def opened(*arguments: Any, **settings: Any) -> SummaryWriter:
+        writer = SummaryWriter(*arguments, **settings)
+        events = writer.file_writer.event_writer
+        names = ("add_event", "flush", "close", "get_logdir")
+        writer.file_writer.event_writer = SimpleNamespace(
+            **{name: getattr(events, name) for name in names}
+        )
+        return writer
+
+    sink._open = opened
+    with caplog.at_level(logging.INFO):
+        sink.begin()
+    assert "does not tell of a full disk" in caplog.text
+    sink.send([(1, 2.0, {"loss": 3.0})])
+    for _, part in sink.closing("FINISHED"):
+        part()
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    assert b"train/loss" in file.read_bytes()

@@ -7,7 +7,7 @@ same run in each tracker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,19 +17,17 @@ from kubetune import errors, extras
 from kubetune.base.humanize import counted
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.naming import method_label
-from kubetune.config.resolved import as_yaml, dotted_values, resolved
+from kubetune.config.resolved import as_yaml, resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MODULES, TrackingConfig
 from kubetune.rundir.tracking import wandb_tracker
 from kubetune.rundir.tracking.mlflow_tracker import MlflowSink, WritePage
+from kubetune.rundir.tracking.tensorboard_tracker import TensorBoardSink
 from kubetune.rundir.tracking.tracker_queue import (
-    SECONDS_TO_SEND_THE_REST,
     Lack,
-    Numbers,
     Sink,
     TrackedRun,
     TrackerQueue,
-    curve,
     reason_of,
 )
 from kubetune.rundir.tracking.trackio_tracker import TrackioSink
@@ -174,7 +172,7 @@ def open_tracker(
     # Opened by Tracker, so that one that cannot be opened costs no run.
     sinks: dict[str, Callable[[], Sink]] = {}
     if tracking.tensorboard:
-        sinks["TensorBoard"] = partial(_TensorBoard, run, as_yaml(config), resume_step)
+        sinks["TensorBoard"] = partial(TensorBoardSink, run, as_yaml(config), resume_step)
     if tracking.mlflow is not None:
         sinks["MLflow"] = partial(MlflowSink, tracking.mlflow, run, write_page)
     if tracking.wandb is not None:
@@ -182,111 +180,3 @@ def open_tracker(
     if tracking.trackio is not None:
         sinks["Trackio"] = partial(TrackioSink, tracking.trackio, run)
     return Tracker(sinks)
-
-
-class _TensorBoard(Sink):
-    """Event files in `RUN_DIR/tensorboard`, with the config as text and in the hparams tab."""
-
-    def __init__(self, run: TrackedRun, run_file: str, resume_step: int) -> None:
-        """`run_file`: the config as YAML."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._open = SummaryWriter
-        self._run = run
-        self._run_file = run_file
-        self._folder = run.run_dir / "tensorboard"
-        self._step = resume_step
-
-    def begin(self) -> None:
-        """Open the file. Hide what an earlier start wrote after the checkpoint, or curves would run back."""
-        # Continued after step 40: TensorBoard hides what the earlier start wrote from step 41 on.
-        purge = None
-        if self._step:
-            purge = self._step + 1
-        self._writer = self._open(str(self._folder), purge_step=purge, flush_secs=10)
-
-        # Records are written by a thread that would die of a full disk unseen, so its writer is wrapped.
-        events = self._writer._get_file_writer().event_writer._async_writer
-        self._disk = events._writer = events._worker._record_writer = _Disk(events._writer)
-
-        # A run that is continued has its description already.
-        if not self._step:
-            self._describe()
-
-    def _describe(self) -> None:
-        """Write the config as text, and the settings for the hparams tab."""
-        from torch.utils.tensorboard.summary import hparams
-
-        # In Markdown, lines that are indented by four spaces are code.
-        lines = [f"    {line}" for line in scrub(self._run_file).splitlines()]
-        self._writer.add_text("config", "\n".join(lines), 0)
-
-        settings = {}
-        for key, value in dotted_values(self._run.settings):
-            if _is_tried(key, value):
-                settings[key] = value
-
-        # The three summaries that make a row of the hparams tab, in this run and not in one of their own.
-        for summary in hparams(settings, {"train/loss": 0.0, "eval/loss": 0.0}):
-            self._writer._get_file_writer().add_summary(summary)
-
-    def send(self, numbers: Sequence[Numbers]) -> None:
-        """Write numbers. Raise what the disk refuses."""
-        for step, moment, values in numbers:
-            for name, value in values.items():
-                self._writer.add_scalar(curve(name), value, step, moment)
-            self._step = step
-        self._writer.flush()
-        self._disk.require()
-
-    def tell(self, name: str, text: str) -> None:
-        """Write a text."""
-        self._writer.add_text(name, text, self._step)
-
-    def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
-        """Yield the writing of the last records."""
-        yield SECONDS_TO_SEND_THE_REST, self._writer.close
-        yield SECONDS_TO_SEND_THE_REST, self._disk.require
-
-
-class _Disk:
-    """Wraps TensorBoard's writer of records, and keeps the disk's error. Its thread would die of it with a traceback."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-        self._refusal: OSError | None = None
-
-    def write(self, record: bytes) -> None:
-        self._try(lambda: self._writer.write(record))
-
-    def flush(self) -> None:
-        self._try(self._writer.flush)
-
-    def close(self) -> None:
-        self._try(self._writer.close)
-
-    def require(self) -> None:
-        """Raise what the disk refused."""
-        if self._refusal is not None:
-            raise self._refusal
-
-    def _try(self, do: Callable[[], object]) -> None:
-        if self._refusal is None:  # behind a gap no record is of use
-            try:
-                do()
-            except OSError as error:
-                self._refusal = error
-
-
-def _is_tried(key: str, value: Any) -> bool:
-    """True if people try values of a setting, and the tab can show that kind of value."""
-    sections = (
-        "training.",
-        "lora.",
-        "data.max_length",
-        "data.packing",
-        "model.path",
-        "quantization",
-        "task",
-    )
-    return key.startswith(sections) and isinstance(value, bool | int | float | str)
