@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from kubetune import cli
+from kubetune.base.locks import lock
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plugins.nebius.cluster_file import load_cluster
 from kubetune.plugins.nebius.provision import Finished, Provisioner, ProvisionState
@@ -320,6 +321,19 @@ def test_nodes_that_were_there_before_are_not_given_back(
     assert (cloud.things(), cloud.state()) == before
 
 
+def test_status_may_be_asked_while_another_command_works(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cloud.run("create") == 0
+    before = cloud.things(), cloud.state()
+    capsys.readouterr()
+    with lock(cloud.file.with_suffix(".lock"), wait=False):
+        assert cloud.run("status") == 0
+        assert "RUNNING" in capsys.readouterr().out
+        assert cloud.run("delete", "--yes") == 3
+    assert (cloud.things(), cloud.state()) == before
+
+
 def test_status_says_how_it_stands_and_what_is_gone(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,7 +458,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_state_file_stops_everything(cloud: Cloud) -> None:
     cloud.file.with_suffix(".state.json").write_text('{"version": 3}')
-    assert cloud.run("delete", "--yes") == 2
+    assert cloud.run("delete", "--yes") == 3
     assert cloud.calls() == []
 
 

@@ -59,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what `args.action` says. Raise ConfigError, EnvironmentFault."""
+    if args.action == "status":
+        # It changes nothing, so it may look on while another command creates.
+        return _status(args)
     config = load_cluster(args.file)
     if args.action == "create" and args.dry_run:
         from kubetune.plugins.nebius.script import script
@@ -66,15 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
         sys.stdout.write(script(steps(config)))
         return OK
-    actions = {
-        "create": _create,
-        "status": _status,
-        "credentials": _credentials,
-        "delete": _delete,
-    }
+    actions = {"create": _create, "credentials": _credentials, "delete": _delete}
     # Two that create at once would make everything twice.
     with lock(args.file.with_suffix(".lock"), wait=False):
-        return actions[args.action](args)
+        return actions[args.action](args, config)
 
 
 def _provisioner(args: argparse.Namespace, *, quiet: bool = False) -> Provisioner:
@@ -101,10 +99,9 @@ def _provisioner(args: argparse.Namespace, *, quiet: bool = False) -> Provisione
     return Provisioner(state, say)
 
 
-def _create(args: argparse.Namespace) -> int:
+def _create(args: argparse.Namespace, config: NebiusCluster) -> int:
     from kubetune.plugins.nebius.steps import STORAGE_CLASS, steps
 
-    config = load_cluster(args.file)
     provisioner = _provisioner(args)
     provisioner.create(steps(config))
     print(f"kubetune: {config.name} is ready: kubectl --context {config.context} get nodes")
@@ -118,10 +115,9 @@ def _create(args: argparse.Namespace) -> int:
     return OK
 
 
-def _credentials(args: argparse.Namespace) -> int:
+def _credentials(args: argparse.Namespace, config: NebiusCluster) -> int:
     from kubetune.plugins.nebius.steps import credentials
 
-    config = load_cluster(args.file)
     provisioner = _provisioner(args)
     if "cluster" not in provisioner.state.records:
         raise ConfigError(
@@ -193,8 +189,7 @@ def _state(thing: dict[str, Any]) -> str:
     return f"{state}, {status.get('ready_node_count', 0)} of {nodes} nodes ready"
 
 
-def _delete(args: argparse.Namespace) -> int:
-    config = load_cluster(args.file)
+def _delete(args: argparse.Namespace, config: NebiusCluster) -> int:
     provisioner = _provisioner(args)
     if args.node_group is not None:
         return _delete_nodes(args, config, provisioner)
