@@ -21,7 +21,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config, LoraConfig, ModelConfig
 from kubetune.data.prepared.tally import require_rows
 from kubetune.errors import ConfigError, ModelError
-from kubetune.library.built_targets import require_built_targets
+from kubetune.library.verdict.built_targets import require_built_targets
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained
 from kubetune.models.model_spec import ModelSpec

@@ -27,8 +27,8 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import dotted_values, resolved
 from kubetune.data.findings.checked import prepare_run
 from kubetune.errors import KubetuneError
-from kubetune.library import verdict
 from kubetune.library.plans import plan_here
+from kubetune.library.verdict.problems import problems_of
 from kubetune.ui.form import new_run
 from kubetune.ui.site import Site
 from tests.tiny import train_tokenizer
@@ -558,12 +558,12 @@ def test_pods_that_push_need_a_token(tmp_path: Path) -> None:
         "compute": {"gpus_per_node": 1, "memory": "8Gi"},
         "kubernetes": {"image": "registry.example/kubetune:1.0"},
     }
-    problems = verdict.problems_of(load_config(settings), {}, here=False)
+    problems = problems_of(load_config(settings), {}, here=False)
     assert any("the pods have no token for the hub" in str(problem) for problem in problems)
     settings["kubernetes"] = {**settings["kubernetes"], "secrets": {"HF_TOKEN": "hf-token"}}
-    assert verdict.problems_of(load_config(settings), {}, here=False) == []
+    assert problems_of(load_config(settings), {}, here=False) == []
     settings["compute"] = {}
-    text = str(verdict.problems_of(load_config(settings), {}, here=False)[0])
+    text = str(problems_of(load_config(settings), {}, here=False)[0])
     assert "compute.gpus_per_node: left out" in text, "as submit says"
 
 
@@ -580,7 +580,7 @@ def test_models_of_rewards_that_are_here_are_judged_for_a_cluster_too(tmp_path: 
             "mounts": [{"path": "/models", "claim": "models"}],
         },
     }
-    problems = verdict.problems_of(load_config(settings), {}, here=False)
+    problems = problems_of(load_config(settings), {}, here=False)
     assert any("so it is no reward model" in str(problem) for problem in problems)
     settings["rewards"] = [{"reward_model": "/models/that-only-the-pods-have"}]
-    assert verdict.problems_of(load_config(settings), {}, here=False) == []
+    assert problems_of(load_config(settings), {}, here=False) == []

@@ -15,10 +15,11 @@ from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data
 from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.errors import ConfigError, DataError, KubetuneError, ModelError
-from kubetune.library import cost_text, plan_text, verdict
+from kubetune.library import cost_text, plan_text
 from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
+from kubetune.library.verdict.problems import problems_of, require_none, sentences
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
 from kubetune.plan.devices import device_bytes, gpu_here
 from kubetune.plan.forecast import Forecast
@@ -93,7 +94,7 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
     training is in the forecast's `problems`.
     """
     here = config.kubernetes is None
-    problems = verdict.problems_of(config, environ, here=here)
+    problems = problems_of(config, environ, here=here)
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
     refused: list[KubetuneError] = list(problems)
@@ -108,8 +109,8 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
         # Without these there is no plan, so all problems are said at once.
         if not any(isinstance(known, DataError) for known in refused):
             refused.append(error)
-        verdict.require_none(refused)
-    return _forecast(config, environ, data, findings, tuple(verdict.sentences(refused)))
+        require_none(refused)
+    return _forecast(config, environ, data, findings, tuple(sentences(refused)))
 
 
 def _forecast(

@@ -16,8 +16,8 @@ from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, makes_data
 from kubetune.data.spec import DataSpec
 from kubetune.errors import EnvironmentFault
-from kubetune.library import verdict
 from kubetune.library.configs import ConfigLike, config_of
+from kubetune.library.verdict.problems import problems_of, require_none
 from kubetune.plan import plan
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.plan import Plan
@@ -102,7 +102,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
 
     Raise ConfigError, DataError, ModelError or EnvironmentFault for what would end it at once.
     """
-    verdict.require_none(verdict.problems_of(config, os.environ, here=True))
+    require_none(problems_of(config, os.environ, here=True))
 
     # Without `output`, the name of the run directory has model, method and minute in it.
     if config.output:

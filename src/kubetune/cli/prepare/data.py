@@ -142,7 +142,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import require_sources
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
-    from kubetune.library import verdict
+    from kubetune.library.verdict.problems import problems_of, require_none, sentences
     from kubetune.rundir.starts import day_of
 
     config = _load(args)
@@ -150,7 +150,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     # Of data without a run file nobody has said yet what is to be done with them.
     others: list[KubetuneError] = []
     if is_run_file:
-        others = verdict.problems_of(config, os.environ, here=config.kubernetes is None)
+        others = problems_of(config, os.environ, here=config.kubernetes is None)
 
     # The gallery collects rows for the page. With --json every bad record is kept, else as many as are shown.
     gallery = Gallery() if args.html else None
@@ -166,12 +166,12 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
         except (ModelError, EnvironmentFault) as error:
             # Without a tokenizer no row is looked at, so all else that is wrong is said here.
             if others:
-                verdict.require_none([*others, error])
+                require_none([*others, error])
             raise
         if gallery is not None:
             work.count("writing the page", None, 0)
             _write_page(args.html, config, report, gallery, tokenizer)
-    of_run = [Finding(OF_RUN, "error", "", text) for text in verdict.sentences(others)]
+    of_run = [Finding(OF_RUN, "error", "", text) for text in sentences(others)]
     report.findings = (*of_run, *report.findings)
     return report
 

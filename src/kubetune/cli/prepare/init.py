@@ -145,7 +145,7 @@ def _verdict(config: Config, *, has_model: bool) -> _Verdict:
     if not has_model:
         return _Verdict()
     from kubetune.library.plan_forecast import forecast_run
-    from kubetune.library.verdict import sentences
+    from kubetune.library.verdict.problems import sentences
 
     try:
         forecast = forecast_run(config, os.environ)

@@ -1,4 +1,4 @@
-"""`kubetune plan`: what a run will take, before anything is held. Reads data but no weights, and writes nothing."""
+"""`kubetune plan`: what a run will take, before it holds anything. Reads data, but no weights; `--write` writes the file."""
 
 from __future__ import annotations
 

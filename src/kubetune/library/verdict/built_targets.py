@@ -1,4 +1,4 @@
-"""Target modules that only a built model can judge, by `python -m kubetune.library.built_targets`.
+"""Target modules that only a built model can judge, by `python -m kubetune.library.verdict.built_targets`.
 
 No verb imports torch to judge a run. The other process builds the model without weights, and prints the problem of its
 targets, if there is one.

@@ -1,0 +1,91 @@
+"""What judges answers: metrics, rewards, and the models that rewards or a distillation name. No code of theirs is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kubetune.config.code_files import require_functions, require_imports, signature_of
+from kubetune.config.schema import Config, RewardConfig
+from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig, packages_of
+from kubetune.errors import ConfigError
+from kubetune.extras import require
+
+
+def require_metrics(evaluation: EvaluationConfig) -> None:
+    """Raise ConfigError for metrics whose packages, file or functions are not here. The file is read, not run."""
+    if evaluation.generate is not None:
+        require("evaluation.generate.metric", *packages_of(evaluation.generate.metric))
+    if evaluation.metrics is not None:
+        _require_own_metrics(evaluation.metrics)
+
+
+def _require_own_metrics(metrics: OwnMetricsConfig) -> None:
+    """Raise ConfigError for functions that are not in their file, or cannot be called as metrics are."""
+    from kubetune.scoring.own_functions import misfit, require_file
+
+    key = "evaluation.metrics"
+    file = require_file(metrics)
+    require_functions(key, file, metrics.functions)
+    require_imports(key, file)
+    problems = []
+    for function in metrics.functions:
+        signature = signature_of(key, file, function)
+        problem = "" if signature is None else misfit(file, function, signature)
+        if problem:
+            problems.append(problem)
+    if problems:
+        raise ConfigError(problems)
+
+
+def require_rewards(rewards: Sequence[RewardConfig]) -> None:
+    """Raise ConfigError or MissingExtra for rewards that cannot be loaded, or are no rewards. No code of theirs is run."""
+    if not rewards:
+        return
+    from kubetune.scoring.rewards.forms import form_of
+    from kubetune.scoring.rewards.pool import with_absolute_file
+
+    for number, reward in enumerate(rewards):
+        reward = with_absolute_file(reward)
+        if reward.is_model:
+            continue
+        if not reward.is_code:
+            from kubetune.scoring.rewards.built_in import reward_of
+
+            reward_of(reward)
+            continue
+        assert reward.file is not None
+        assert reward.function is not None
+        key = f"rewards[{number}]"
+        file = Path(reward.file)
+        require_functions(key, file, [reward.function])
+        require_imports(key, file)
+        signature = signature_of(key, file, reward.function)
+        if signature is None:
+            continue
+        try:
+            form_of(signature.parameters, f"{file}: {reward.function}")
+        except ValueError as error:
+            raise ConfigError(f"rewards: {error}") from None
+
+
+def require_named_models(config: Config, environ: Mapping[str, str], *, here: bool) -> None:
+    """Raise ConfigError or ModelError for models of rewards, or a teacher, that are not here or of another kind.
+
+    A run elsewhere may find them there; only those that are here are judged.
+    """
+    if config.task != "distill" and not any(reward.is_model for reward in config.rewards):
+        return
+    from kubetune.config.schema.distill import ITSELF
+    from kubetune.scoring.rewards.named_models import NamedModel, require_named_model
+
+    named = []
+    for number, reward in enumerate(config.rewards):
+        if reward.is_model:
+            kind = "teacher" if reward.teacher is not None else "reward_model"
+            named.append(NamedModel.of_reward(reward, f"rewards[{number}].{kind}"))
+    if config.task == "distill" and config.distill.teacher != ITSELF:
+        named.append(NamedModel.of_distillation(config.distill))
+    for model in named:
+        if here or Path(model.path).expanduser().is_dir():
+            require_named_model(model, config, environ)

@@ -1,0 +1,66 @@
+"""The places that a run writes to, which have to be there, or to be made, before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from kubetune.base.files import user_cache
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+
+
+def require_output(output: str) -> None:
+    """Raise ConfigError for a run directory that cannot be written."""
+    _require_writable("output", Path(output).expanduser().absolute())
+
+
+def require_cache(cache: str | None, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a folder of prepared data that cannot be written, named or not."""
+    folder = user_cache(environ) / "kubetune"
+    if cache is not None:
+        folder = Path(cache).expanduser()
+    _require_writable("data.cache", folder.absolute())
+
+
+def require_checkpoint(config: Config) -> None:
+    """Raise ConfigError if the run has to continue, and there is nothing that it could continue from."""
+    # A mirror may hold the checkpoints; only the start fetches them.
+    if config.training.resume != "must" or config.output is None or config.mirror is not None:
+        return
+    run_dir = Path(config.output).expanduser()
+    if not any((run_dir / "checkpoints").glob("step-*")):
+        raise ConfigError(
+            f"training.resume is must, but {run_dir} has no checkpoint; `auto` would start there"
+        )
+
+
+def require_report_place(report: str | None) -> None:
+    """Raise ConfigError if the report cannot be written; after training it is too late."""
+    if report is None:
+        return
+    path = Path(report).absolute()
+    if path.is_dir():
+        raise ConfigError(
+            f"logging.report_json: {path} is a folder; give the name of a file. Nothing was written."
+        )
+    from kubetune.rundir.report import require_place_of_report
+
+    _require_writable("logging.report_json", path.parent)
+    require_place_of_report(path)
+
+
+def _require_writable(key: str, folder: Path) -> None:
+    """Raise ConfigError unless the folder can be written, or made."""
+    # Folders that are missing will be made in the nearest one that exists.
+    nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise ConfigError(
+            f"{key}: {folder} cannot be made, as {nearest} is no folder; give another place. Nothing was written."
+        )
+    if not os.access(nearest, os.W_OK):
+        raise ConfigError(
+            f"{key}: {folder} cannot be written, as {nearest} is not yours to write; give a place that is, such as "
+            f"{key}=outputs/my-run. Nothing was written."
+        )

@@ -1,0 +1,75 @@
+"""Whether a run trains anything: targets of adapters, experts, and what is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kubetune.config.schema import Config, LoraConfig, TrainingConfig
+from kubetune.config.schema.model import ModelConfig
+from kubetune.errors import ConfigError
+from kubetune.library.verdict.built_targets import require_targets_elsewhere
+from kubetune.plan.base_model import may_lack_targets, require_targets
+from kubetune.plan.linears import Trainable, part_of, trained_by_part
+from kubetune.plan.model_shapes import read_weights
+
+
+def require_experts(training: TrainingConfig, model_path: str, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if a loss of routers is set for a model that has no experts."""
+    weights = read_weights(model_path, environ)
+    # Shapes that were computed from config.json need not have every part.
+    if weights is None or not weights.stated:
+        return
+    parts = {part_of(name) for name in weights.shapes}
+    if "router" in parts or "experts" in parts:
+        return
+    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+        value = getattr(training, name)
+        if value:
+            raise ConfigError(
+                f"training.{name}: found {value:g}, but this model has no experts; leave it out"
+            )
+
+
+def _require_targets(
+    lora: LoraConfig | None, model: ModelConfig, environ: Mapping[str, str]
+) -> None:
+    """Raise ConfigError for target modules that the names of the weights show to be missing."""
+    weights = read_weights(model.path, environ)
+    if lora is not None and weights is not None and not model.trust_remote_code:
+        require_targets(lora, weights)
+
+
+def require_targets_in_doubt(
+    lora: LoraConfig | None, model: ModelConfig, task: str, environ: Mapping[str, str]
+) -> None:
+    """Raise ConfigError for target modules that the model lacks, where the names of its weights leave that open.
+
+    Another process builds the model without weights, as this one imports no torch.
+    """
+    weights = read_weights(model.path, environ)
+    # Code of the model itself is not run before training.
+    if lora is None or weights is None or model.trust_remote_code:
+        return
+    if may_lack_targets(lora, weights):
+        require_targets_elsewhere(lora, model, task, weights)
+
+
+def require_training(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for targets that the model lacks, or if not one parameter of it would be trained."""
+    _require_targets(config.lora, config.model, environ)
+    weights = read_weights(config.model.path, environ)
+    lora = config.lora
+    # Regular expressions are for whole names, which files and models write differently.
+    is_open = lora is not None and (
+        lora.target_parameters
+        or (isinstance(lora.target_modules, str) and lora.target_modules != "all-linear")
+    )
+    if weights is None or not weights.stated or is_open or config.model.trust_remote_code:
+        return
+    if "quantization_config" in weights.config:
+        return
+    if not trained_by_part(Trainable(lora, config.sight), weights).total():
+        raise ConfigError(
+            f"lora.target_modules: none of the {weights.parameters:,} parameters of the model would be trained, as "
+            "all that is named is frozen, or can have no adapter; name other modules, or all-linear"
+        )
