@@ -1,7 +1,7 @@
 """Libraries that an extra of kubetune installs, and the error that names the extra of a missing one.
 
-A module that is imported where it is needed says by its own absence what to install (`missing_extra`); what would take
-long until then asks before (`require`). Both read the same table.
+If an optional import fails, `missing_extra` says what to install. Code that works for long before that import calls
+`require` first. Both read the same table.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class Relay:
     ) -> int:
         """Run `command` to its end. Return its status as subprocess does: -N if signal N killed it.
 
-        `has_workers_below`: the command's children have something to save, and it has not. So it may be killed at once
-        while it has no children: torchrun does not even look at signals while it waits for other nodes.
+        `has_workers_below`: only the command's children have something to save. While it has none, a stop kills it at
+        once: torchrun does not even look at signals while it waits for other nodes.
         """
         others = processes.children(os.getpid())
         processes.adopt_orphans()

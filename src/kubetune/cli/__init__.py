@@ -37,7 +37,7 @@ _USUAL: dict[signal.Signals, Any] = {
 }
 # Verbs of other tools that are options here.
 _OPTIONS = {"compare": "report --compare"}
-# Verbs that do more than show something: without a reader of what they print, what they do is not done.
+# Verbs that do more than show something: if their output is closed early, their work is unfinished, which is an error.
 _WORKING = {
     "bench", "cp", "delete", "demo", "evaluate", "export", "push", "resume", "smoke", "stop", "submit", "sweep", "sync",
     "train", "verify-resume",

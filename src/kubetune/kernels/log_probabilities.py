@@ -1,7 +1,7 @@
 """Log-probability of each label, to be differentiated by any function of them, without `[tokens, vocabulary]` logits.
 
-A loss of preferences is a function of the sum over an answer's labels. So what a label weighs, g, is known only when all
-of them have been through the head:
+A loss of preferences is a function of the sum over an answer's labels. So g, the gradient of
+the loss by one label's log-probability, is known only after all labels have been through the head:
 
                     forward                                            backward
     frozen head     d_hidden of each row, with a weight of 1           × g of the row: two products per chunk in all

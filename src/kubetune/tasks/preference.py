@@ -95,7 +95,7 @@ class Preference(CausalLM):
         good = 0.0
         gain = 0.0
         if settings.traits.judges:
-            # The mean gain of answers to other questions takes a forward of its own. Then these have done their work.
+            # KTO's estimate needs one forward over the answers to other questions. After it they are dropped.
             for batch in batches:
                 gain += _gain_of_unrelated(learner, batch.to(world.device))
                 if batch.targets is not None:

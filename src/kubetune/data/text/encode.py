@@ -244,7 +244,7 @@ class Encoder:
     def _encode_pair(self, pair: Pair) -> tuple[list[int], list[int]]:
         """Return the ids of a prompt, as a model is asked with them, and of its completion.
 
-        They are the ids of the whole text, unless a token of that lies across the border. Then each is encoded alone.
+        The text is tokenised whole. If a token would cross the border, prompt and completion are tokenised separately.
         """
         text = pair.prompt + pair.completion
         placed = self._tokens.place(text, [(len(pair.prompt), len(text))])

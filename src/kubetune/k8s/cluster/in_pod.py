@@ -45,7 +45,7 @@ _USAGE_SECONDS = 0.5
 
 
 def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield an entry for each file and link below a folder but hidden ones, and heartbeats.
+    """Yield an entry for each file and link below a folder, except hidden files and heartbeats.
 
         {"path": "metrics.jsonl", "size": 812, "sha256": "9f86…"}      a file
         {"path": "checkpoints/last", "link": "step-000020"}            a link

@@ -28,7 +28,7 @@ def activate(cluster: Cluster, workload: Object, *, active: bool) -> None:
     records = _workloads(cluster, workload["metadata"].get("uid"))
     if not records:
         raise EnvironmentFault(
-            f"Kueue has no Workload of {kind} {name} (yet), so that it could not be kept from starting it; try again, "
+            f"Kueue has no Workload for {kind} {name} yet, so the run cannot be taken out of its queue; try again, "
             f"or look at kubectl get workloads -n {cluster.namespace}. Nothing was changed."
         )
     note = {"metadata": {"annotations": {pods.STOPPED: None if active else "true"}}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-# Of memory, speed and files: what they change is no result.
+# Keys that change memory, speed or files, but no result.
 _NO_EFFECT: Final = "has no counterpart; it concerns memory, speed or files, and no result"
 
 # By names and patterns: the reason, or a tuple of it and the values with which these keys do nothing.

@@ -171,7 +171,7 @@ def command(serving: Serving) -> list[str]:
     if serving.gpus > 1:
         words.append(f"--tensor-parallel-size={serving.gpus}")
     if serving.scores:
-        # With its activation the server would make a probability of a reward.
+        # By default vLLM applies a sigmoid, which would turn the reward into a probability.
         words += ["--runner=pooling", f"--pooler-config={json.dumps({'use_activation': False})}"]
     if serving.trust_remote_code:
         words.append("--trust-remote-code")

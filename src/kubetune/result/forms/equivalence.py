@@ -1,6 +1,6 @@
 """Proof that an exported model computes what the trained one did: logits of both on held-out rows, by transformers.
 
-Models are run one after the other, never two at a time. Nothing here loads or writes a model (export.py).
+Models are run one after the other, never two at a time. Nothing here loads or writes a model (exporting.py).
 """
 
 from __future__ import annotations

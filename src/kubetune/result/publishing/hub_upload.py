@@ -1,7 +1,7 @@
 """Upload an export to a repository of the Hugging Face hub: in one commit, so that nobody ever loads half a model.
 
 Uploaded files stay there when an upload breaks off, and the next one sends only the rest. Nothing here makes an
-export (export.py).
+export (exporting.py).
 """
 
 from __future__ import annotations

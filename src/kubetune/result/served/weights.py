@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _LOWEST: Final = -30.0
 # A share of the adapter's effect that is nearer to 1 than this is the whole of it.
 _SHARE: Final = 0.2
-# Beyond this part of the way between base and trained model, numbers were rounded more than a dtype does.
+# A server that is farther from the trained model than this share of the distance between base and trained model rounds
+# more than a dtype does.
 _ROUNDED: Final = 0.1
 # Without a base: what bfloat16 does to log-probabilities.
 _ALONE: Final = 0.2

@@ -129,8 +129,8 @@ class HeldOutRewards:
             if name not in self._explained:
                 self._explained.add(name)
                 logs.EVAL.warning(
-                    "reward %s could not judge the answers to %d of %d held-out prompts, which counts as reward 0 where no "
-                    "other reward could: %s",
+                    "reward %s failed on %d of %d held-out prompts; an answer that no reward judged counts as 0. The "
+                    "first error: %s",
                     name, len(of_name), number, of_name[0],
                 )  # fmt: skip
         if rewarded and not any(any_known(answer) for answer in rewarded.values()):
