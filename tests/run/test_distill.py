@@ -393,12 +393,46 @@ def test_a_run_is_a_teacher(inputs: Path, tmp_path: Path) -> None:
     assert 0 < line["divergence"] < 1
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"support": "teacher_k", "top_k": 8},
+        {"support": "student_k", "top_k": 8, "temperature": 0.7},
+    ],
+)
+def test_rows_that_only_pad_a_vocabulary_are_not_compared(
+    inputs: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """The same models without the rows that pad: same losses, same weights."""
+    config = config_of(inputs, {"max_steps": 2}, distill=settings, lora=None)
+    ids = load_tokenizer(config.model).vocab_size
+    padded = AutoModelForCausalLM.from_pretrained(inputs / "teacher")
+    padded.resize_token_embeddings(ids + 90, mean_resizing=False)
+    shutil.copytree(inputs / "teacher", tmp_path / "padded")
+    padded.save_pretrained(tmp_path / "padded")
+    bare = AutoModelForCausalLM.from_pretrained(inputs / "teacher")
+    bare.resize_token_embeddings(ids)
+    shutil.copytree(inputs / "teacher", tmp_path / "bare")
+    bare.save_pretrained(tmp_path / "bare")
+    losses = []
+    for name in ("padded", "bare"):
+        of_run = {**settings, "teacher": str(tmp_path / name)}
+        run_dir = toy.finished(
+            tmp_path / f"with-{name}",
+            config_of(inputs, {"max_steps": 3}, distill=of_run, lora=None),
+        )
+        assert f"compared over the {ids:,} ids of their tokenizer" in toy.log_of(run_dir)
+        losses.append([line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line])
+    assert losses[0] == losses[1]
+
+
 def test_another_vocabulary_is_refused_with_both_names(inputs: Path, tmp_path: Path) -> None:
-    save_model(tmp_path / "wide", vocab_size=384)
-    config = config_of(inputs, distill={"teacher": str(tmp_path / "wide")})
+    save_model(tmp_path / "narrow", vocab_size=200)
+    config = config_of(inputs, distill={"teacher": str(tmp_path / "narrow")})
     run_dir = toy.make_run(tmp_path / "run", config)
     (code,) = toy.train(run_dir)
     status = json.loads((run_dir / "logs/rank-0.exit.json").read_text())
     assert code != 0
-    assert str(tmp_path / "wide") in status["reason"]
+    assert f"the teacher {tmp_path / 'narrow'} gives 200" in status["reason"]
     assert str(inputs / "model") in status["reason"]

@@ -130,6 +130,31 @@ def test_equal_to_plain_torch(rule: LogitRule, support: dict[str, Any]) -> None:
         torch.testing.assert_close(sums[5], of_labels.detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rule", RULES, ids=["plain", "capped"])
+@pytest.mark.parametrize(
+    "support", SUPPORTS, ids=lambda support: "-".join(map(str, support.values()))
+)
+def test_rows_that_pad_a_vocabulary_say_nothing(rule: LogitRule, support: dict[str, Any]) -> None:
+    tokens = 45
+    results = []
+    for of_student, of_teacher in ((tokens, tokens), (VOCABULARY, VOCABULARY - 3)):
+        hidden, weight, labels, _, teacher = case(rule)
+        weight = weight.detach()[:of_student].requires_grad_()
+        assert teacher.head is not None
+        head = teacher.head._replace(weight=teacher.head.weight[:of_teacher])
+        teacher = LocalTeacher(teacher.hidden, head, 0.7, tokens)
+        settings = DistillConfig(beta=0.5, temperature=0.7, **support)
+        ours = Head(weight, None, rule, Kernels())
+        value, sums = linear_divergence(hidden, labels % tokens, ours, teacher, settings, 1, tokens)
+        value.backward()
+        assert weight.grad is not None
+        assert not weight.grad[tokens:].any()
+        # Cross-entropy is that of plain training, over all rows.
+        results.append((value.detach(), hidden.grad, weight.grad[:tokens], sums[:5]))
+    for bare, padded in zip(*results, strict=True):
+        torch.testing.assert_close(padded, bare, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
 def test_every_recorded_case_of_trl_is_the_same() -> None:
     recorded = json.loads(RECORDED.read_text())
     assert recorded["trl"] == "1.16.0"

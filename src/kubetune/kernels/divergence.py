@@ -68,12 +68,14 @@ class LocalTeacher:
     hidden: Tensor  # [labels, width of the teacher]
     head: Head | None  # None: that of the model which learns, to be put in its place
     temperature: float
+    tokens: int | None = None  # those that are compared; None: all
 
     def whole(self, span: slice) -> Tensor:
         """Return the log-probabilities of all tokens, fp32 `[rows, vocabulary]`."""
         assert self.head is not None, "a model that is its own teacher has its head by now"
         logits = F.linear(self.hidden[span], self.head.weight, self.head.bias).float()
-        return torch.log_softmax(self.head.rule.apply(logits) / self.temperature, -1)
+        compared = self.head.rule.apply(logits)[:, : self.tokens]
+        return torch.log_softmax(compared / self.temperature, -1)
 
     def likeliest(self, span: slice, number: int) -> Events:
         """Return the likeliest tokens, in falling order."""
@@ -157,10 +159,14 @@ def tile(
     teacher: Teacher,
     settings: DistillConfig,
     rule: LogitRule,
+    tokens: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses `[rows]`, the gradient of the raw logits `[rows, vocabulary]`, and measures `[rows, NUM_MEASURES]`."""
+    """Return losses `[rows]`, the gradient of the raw logits `[rows, vocabulary]`, and measures `[rows, NUM_MEASURES]`.
+
+    `tokens`: those that are compared, where the vocabularies of the two are padded otherwise; None: all.
+    """
     bent = rule.apply(logits.float())
-    log_s = torch.log_softmax(bent / settings.temperature, -1)
+    log_s = torch.log_softmax(bent[:, :tokens] / settings.temperature, -1)
     if settings.support == "all" or settings.top_k >= log_s.shape[1]:
         log_t = teacher.whole(span)
         losses, gradient = divergence(log_s, log_t, settings.beta)
@@ -175,6 +181,8 @@ def tile(
     entropies = F.nll_loss(log_p, labels, reduction="none")
     measures = torch.stack([losses, agrees.float(), *compared, entropies], 1)
     gradient = gradient / settings.temperature
+    if tokens is not None:
+        gradient = F.pad(gradient, (0, bent.shape[1] - tokens))
     if settings.sft_weight:
         losses = losses + settings.sft_weight * entropies
         gradient += settings.sft_weight * log_p.exp()
@@ -220,6 +228,7 @@ def linear_divergence(
     teacher: Teacher,
     settings: DistillConfig,
     scale: float = 1.0,
+    tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `scale` × the summed loss of rows `[labels, hidden]`, an fp32 scalar, and the sums of their measures."""
     sums = torch.zeros(NUM_MEASURES, device=hidden.device)
@@ -231,6 +240,7 @@ def linear_divergence(
         settings=settings,
         scale=scale,
         sums=sums,
+        tokens=tokens,
     )
     return linear_loss(hidden, head, tiles, scale), sums
 
@@ -244,6 +254,7 @@ def _tiles(
     settings: DistillConfig,
     scale: float,
     sums: Tensor,
+    tokens: int | None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield what `cross_entropy.chunks` does, and add the measures to `sums`."""
     for span, logits in logit_tiles(hidden, head):
@@ -253,7 +264,7 @@ def _tiles(
         ):
             here = slice(first, first + len(part))
             of_part, gradient, measures = tile(
-                part, labels[here], here, teacher, settings, head.rule
+                part, labels[here], here, teacher, settings, head.rule, tokens
             )
             sums += measures.sum(0)
             losses.append(of_part)

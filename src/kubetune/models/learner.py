@@ -65,6 +65,9 @@ class Learner:
     grpo: GrpoConfig | None = None  # how answers are drawn, and learnt from by their rewards
     distill: DistillConfig | None = None  # how a teacher is learnt from
     teacher: Learner | None = None  # the frozen model whose probabilities are learnt
+    compared_tokens: int | None = (
+        None  # those of the vocabulary that are compared with it; None: all
+    )
     # Computes the final hidden states [tokens, hidden] of a packed batch.
     hidden: Callable[[Learner, Batch], Tensor] = _hidden
     # True if a sharded model keeps whole gradients until the last micro-batch of a step.

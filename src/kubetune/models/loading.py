@@ -442,15 +442,7 @@ def check_rows(
     """
     if model.trust_remote_code:
         return
-    with explain(model):
-        facts: Any = AutoConfig.from_pretrained(
-            model.path,
-            revision=model.revision,
-            local_files_only=model.local_files_only,
-            token=hub_token(),
-            trust_remote_code=False,
-        )
-
+    facts = config_of(model)
     _require_whole_groups(facts.get_text_config(), model)
 
     vocabulary = getattr(facts.get_text_config(), "vocab_size", None)
@@ -463,6 +455,18 @@ def check_rows(
         with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
             built = auto_class.from_config(facts, trust_remote_code=False)
             check_positions(built, data.longest, warn=False)
+
+
+def config_of(model: ModelConfig) -> Any:
+    """Return the config of a model as transformers reads it, without code of its own. Raise ModelError."""
+    with explain(model):
+        return AutoConfig.from_pretrained(
+            model.path,
+            revision=model.revision,
+            local_files_only=model.local_files_only,
+            token=hub_token(),
+            trust_remote_code=False,
+        )
 
 
 def _require_known_ids(

@@ -83,7 +83,8 @@ def teacher_of(learner: Learner, batch: Batch) -> Teacher:
         return _of_itself(learner, read)
     with packed(read.cu_seqlens, parents=read.parents):
         hidden = _of_labels(teacher.hidden(teacher, read), read)
-    return LocalTeacher(hidden, head_of(teacher), settings_of(learner).temperature)
+    temperature = settings_of(learner).temperature
+    return LocalTeacher(hidden, head_of(teacher), temperature, learner.compared_tokens)
 
 
 def _of_itself(learner: Learner, batch: Batch) -> LocalTeacher:
@@ -122,4 +123,5 @@ def _summed_loss(
     if batch.drawn is not None:
         # Cross-entropy would only make the model surer of what it drew.
         settings = settings.model_copy(update={"sft_weight": 0.0})
-    return linear_divergence(hidden, labels, head, teacher, settings, scale)
+    tokens = learner.compared_tokens
+    return linear_divergence(hidden, labels, head, teacher, settings, scale, tokens)

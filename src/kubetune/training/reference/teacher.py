@@ -27,7 +27,7 @@ from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.kernels.divergence import kept_numbers
 from kubetune.models import base_shards, fsdp
 from kubetune.models.learner import Learner
-from kubetune.models.loading import choose_dtype
+from kubetune.models.loading import choose_dtype, config_of
 from kubetune.rundir import heartbeat, metrics
 from kubetune.scoring.rewards.model_sources import ModelSource, source_of
 from kubetune.scoring.rewards.models import load_teacher
@@ -54,12 +54,14 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     if start.model.distill.teacher == ITSELF and start.model.lora is not None:
         return learner  # with its adapter off
     source = _raised_together(start, partial(_source, start))
+    tokens = _raised_together(start, partial(_compared_tokens, start, learner, source))
+    learner = replace(learner, compared_tokens=tokens)
     load = partial(_raised_together, start, partial(_loaded, start, learner, source))
     on_main(partial(_require_same_teacher, start.run_dir, source), start.world)
     if not _is_kept(start):
         return replace(learner, teacher=load())
 
-    key = _fingerprint(start, source) if start.world.is_main else None
+    key = _fingerprint(start, learner, source) if start.world.is_main else None
     place = Place(start, "teacher_numbers", key, f"the teacher {source.name}")
     asked = Asked(
         partial(_numbers, learner),
@@ -112,6 +114,29 @@ def _source(start: RankStart) -> ModelSource:
     return source_of(named, local_files_only=start.model.model.local_files_only)
 
 
+def _compared_tokens(start: RankStart, learner: Learner, source: ModelSource) -> int | None:
+    """Return how many tokens of the vocabulary are compared, None for all. Raise ModelError for other vocabularies.
+
+    Models with the same tokenizer may have more rows than it has ids, each another number: Qwen2.5's have 151,936 or
+    152,064 for 151,665 ids. What is behind the ids is never an answer.
+    """
+    others = config_of(source.spec.model).get_text_config().vocab_size
+    width = learner.lm.config.get_text_config().vocab_size
+    if width == others:
+        return None
+    ids = start.data.tokenizer.vocab_size
+    words = (
+        f"the teacher {source.name} gives {others:,} probabilities for each token, the model {start.model.model.path} "
+        f"{width:,}"
+    )
+    if min(width, others) < ids:
+        raise errors.ModelError(
+            f"{source.key}: {words}, and their tokenizer has {ids:,} ids; expected a teacher of the same vocabulary"
+        )
+    logs.MODEL.info("%s; they are compared over the %s ids of their tokenizer", words, f"{ids:,}")
+    return ids
+
+
 def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     """Return the teacher. Raise ConfigError or ModelError for one that cannot be used."""
     data = start.data
@@ -121,13 +146,6 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     if start.config.draws_answers:
         longest += start.model.grpo.max_completion_length
     teacher = load_teacher(source, data.tokenizer, start.world.device, longest)
-    width = learner.lm.config.get_text_config().vocab_size
-    others = teacher.lm.config.get_text_config().vocab_size
-    if width != others:
-        raise errors.ModelError(
-            f"{source.key}: the teacher {source.name} gives {others:,} probabilities for each token, the model "
-            f"{start.model.model.path} {width:,}; expected a teacher of the same vocabulary"
-        )
     if fsdp.is_sharded(learner.model):
         # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.
         base_shards.cut(teacher.lm, start.world)
@@ -165,7 +183,7 @@ def _numbers(learner: Learner, teacher: Learner, batch: Batch) -> Any:
         return kept_numbers(of_batch, batch.num_labels, settings.top_k).cpu().numpy()
 
 
-def _fingerprint(start: RankStart, source: ModelSource) -> str:
+def _fingerprint(start: RankStart, learner: Learner, source: ModelSource) -> str:
     """Return the SHA-256 of all that decides the numbers."""
     settings = start.model.distill
     facts = {
@@ -179,5 +197,6 @@ def _fingerprint(start: RankStart, source: ModelSource) -> str:
         "top_k": settings.top_k,
         # A model of other outputs is compared with the teacher anew.
         "outputs": start.model.model.path,
+        "tokens": learner.compared_tokens,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
