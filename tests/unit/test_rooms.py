@@ -31,7 +31,7 @@ DOORS = {"", "__main__", "agent", "worker"}
 TORCH = {"torch", "transformers", "peft", "accelerate"}
 HEAVY = TORCH | {"numpy", "tokenizers", "pyarrow", "datasets"}
 # These light files may import heavy libraries inside functions that only training calls.
-LATE = {"rundir.tracking.trackers", "rundir.tracking.mlflow_tracker"}
+LATE = {"rundir.tracking.tensorboard_tracker", "rundir.tracking.mlflow_tracker"}
 
 MOST_FILES_OF_A_FOLDER = 20
 MOST_LINES_OF_A_FUNCTION = 60
