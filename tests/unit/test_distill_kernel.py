@@ -20,10 +20,10 @@ from kubetune.kernels.cross_entropy import Head, LogitRule
 from kubetune.kernels.divergence import LocalTeacher, divergence, linear_divergence
 from kubetune.kernels.pointwise import Kernels
 from kubetune.plan import forecast
-from tests.peers import trl_distill
+from tests.peers import swift_distill, trl_distill
 
 ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "tests" / "peers" / "trl_distill.json"
+RECORDED = ROOT / "tests" / "peers"
 PEERS = ROOT / "benchmarks" / ".venv-peers" / "bin" / "python"
 
 LABELS, HIDDEN, WIDE, VOCABULARY, SCALE = 37, 16, 24, 53, 0.25
@@ -156,7 +156,7 @@ def test_rows_that_pad_a_vocabulary_say_nothing(rule: LogitRule, support: dict[s
 
 
 def test_every_recorded_case_of_trl_is_the_same() -> None:
-    recorded = json.loads(RECORDED.read_text())
+    recorded = json.loads((RECORDED / "trl_distill.json").read_text())
     assert recorded["trl"] == "1.16.0"
     assert len(recorded["cases"]) == 12
     for case_of_trl in recorded["cases"]:
@@ -170,15 +170,43 @@ def test_every_recorded_case_of_trl_is_the_same() -> None:
         torch.testing.assert_close(gradient / temperature, wanted, rtol=0, atol=1e-6)
 
 
+def test_every_recorded_case_of_ms_swift_is_the_same() -> None:
+    recorded = json.loads((RECORDED / "swift_distill.json").read_text())
+    assert recorded["ms-swift"] == "4.6.0"
+    assert len(recorded["cases"]) == 12
+    student, of_teacher = (trl_distill.logits(seed)[0] for seed in (0, 1))
+    # A head that changes nothing.
+    head = Head(torch.eye(trl_distill.VOCABULARY), None, LogitRule(), Kernels())
+    rows = slice(0, trl_distill.TOKENS)
+    for case_of_swift in recorded["cases"]:
+        temperature = case_of_swift["temperature"]
+        settings = DistillConfig(
+            beta=case_of_swift["beta"],
+            temperature=temperature,
+            support="teacher_k",
+            top_k=swift_distill.TOP_K,
+            rest="renormalise",
+        )
+        teacher = LocalTeacher(of_teacher, head, temperature)
+        labels = torch.zeros(trl_distill.TOKENS, dtype=torch.int64)
+        losses, gradient, _ = kernel.tile(student, labels, rows, teacher, settings, head.rule)
+        wanted = torch.tensor(case_of_swift["gradient"]).view_as(gradient)
+        assert losses.sum().item() == pytest.approx(case_of_swift["loss"], rel=1e-6)
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not PEERS.exists(), reason="TRL has an environment of its own: benchmarks/peers/venv makes it"
+    not PEERS.exists(),
+    reason="peers have an environment of their own: benchmarks/peers/venv makes it",
 )
-def test_the_recorded_cases_are_those_of_trl_itself(tmp_path: Path) -> None:
-    words = [str(PEERS), "-m", "tests.peers.trl_distill", str(tmp_path / "anew.json")]
+@pytest.mark.parametrize("peer", ["trl_distill", "swift_distill"])
+def test_the_recorded_cases_are_those_of_the_peer_itself(tmp_path: Path, peer: str) -> None:
+    words = [str(PEERS), "-m", f"tests.peers.{peer}", str(tmp_path / "anew.json")]
     subprocess.run(words, cwd=ROOT, check=True)
+    recorded = json.loads((RECORDED / f"{peer}.json").read_text())
     anew = json.loads((tmp_path / "anew.json").read_text())
-    for ours, theirs in zip(json.loads(RECORDED.read_text())["cases"], anew["cases"], strict=True):
+    for ours, theirs in zip(recorded["cases"], anew["cases"], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
         assert ours["gradient"] == pytest.approx(theirs["gradient"], abs=1e-6)
 
