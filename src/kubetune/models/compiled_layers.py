@@ -63,7 +63,7 @@ class CompiledLayers:
 
         def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                with _failing_at_the_limit():
+                with _as_layers_need_it():
                     return compiled(layer, *args, **kwargs)
             except pointwise.compiler_errors() as error:
                 self.give_up(error)
@@ -204,14 +204,19 @@ def graphs() -> int:
 
 
 @contextmanager
-def _failing_at_the_limit() -> Iterator[None]:
-    """Let the compiler raise at its limit of variants, instead of running a layer plainly without a word."""
+def _as_layers_need_it() -> Iterator[None]:
+    """Set the compiler for layers, as far as this torch knows the settings."""
     config = torch._dynamo.config
-    if not hasattr(config, "fail_on_recompile_limit_hit"):
-        yield
-        return
-    # Set in each forward: the setting belongs to a thread, and layers are run again in autograd's own threads.
-    with config.patch(fail_on_recompile_limit_hit=True):
+    wanted = {
+        # Raise at the limit of variants, instead of running a layer plainly without a word.
+        "fail_on_recompile_limit_hit": True,
+        # The floats of a layer, such as the epsilon of its norms, are constants. As inputs of a graph they are lost on the
+        # way to the backward of a norm's second call (qwen3).
+        "specialize_float": True,
+    }
+    known = {name: value for name, value in wanted.items() if hasattr(config, name)}
+    # Set in each forward: the settings belong to a thread, and layers are run again in autograd's own threads.
+    with config.patch(known):
         yield
 
 
