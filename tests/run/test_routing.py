@@ -264,7 +264,7 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(
     assert "<code>model.layers.1.mlp.experts</code>" in page
     (tmp_path / "whole" / metrics.EXPERTS).write_text('{"layers": 3}')
     assert (
-        "experts.json: not what a run writes"
+        "experts.json is damaged (steps: Field required)"
         in write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
     )
     assert "Load of the experts" in page
