@@ -37,11 +37,10 @@ def decide_parallelism(config: Config, plan: Plan, environ: Mapping[str, str]) -
         ways = first_that_fits(Run(config, lambda _: plan, planned_costs), memory)
     if not ways:
         return in_parts, f"the sizes of {config.model.path} are not known before it is loaded"
-    takes = [
-        f"{way.config.training.parallelism} takes about {size(way.memory.peak_bytes)}"
-        for way in ways
-    ]
-    text = f"{' and '.join(takes)} of the {size(memory)} that a process has"
+    needs = []
+    for way in ways:
+        needs.append(f"{size(way.memory.peak_bytes)} with {way.config.training.parallelism}")
+    text = f"a process has {size(memory)} and takes about {', '.join(needs)}"
     if not ways[-1].fits:
-        text += ", so neither fits"
+        text += ": neither fits"
     return ways[-1].config.training.parallelism, text
