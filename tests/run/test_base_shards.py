@@ -16,16 +16,22 @@ from kubetune import errors
 from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.models import base_shards, fsdp, patches
 from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
+from kubetune.models.padding_free import backbone, own_attention
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints
+from kubetune.scoring.rewards.model_sources import source_of
+from kubetune.scoring.rewards.models import load_teacher
+from kubetune.scoring.rewards.named_models import NamedModel
 from kubetune.tasks import causal_lm
+from kubetune.training.rollouts.sampler import Decoder
 from tests import reviews, toy
 from tests.architectures import save_model
 from tests.preferences import write_pairs
@@ -159,8 +165,9 @@ def config_of_task(task: str, inputs: Path, folder: Path, training: dict[str, An
         teacher = save_model(folder / "teacher", hidden_size=96, intermediate_size=128)
         sections["distill"] = {"teacher": str(teacher)}
         return toy.make_config(inputs, training, **sections)
-    if task == "grpo":
-        return test_grpo.config_of(inputs, training)
+    if task.startswith("grpo"):
+        compared = {"num_iterations": 2, "steps_per_generation": 2, "beta": 0.05}
+        return test_grpo.config_of(inputs, training, **(compared if "compared" in task else {}))
     kind = task.removeprefix("classifier, ")
     read = reviews.make_inputs(folder, kind)
     return reviews.make_config(read, training, lora={"r": 4})
@@ -173,6 +180,7 @@ def config_of_task(task: str, inputs: Path, folder: Path, training: dict[str, An
         "reward_model",
         pytest.param("distill", marks=slow),
         pytest.param("grpo", marks=slow),
+        pytest.param("grpo, compared", marks=slow),
         pytest.param("classifier, bert", marks=slow),
         pytest.param("classifier, qwen3", marks=slow),
     ],
@@ -192,6 +200,87 @@ def test_every_task_has_the_same_bits(inputs: Path, tmp_path: Path, task: str) -
     assert same.pop("adapter_model.safetensors") == others.pop("adapter_model.safetensors")
     num_cut = toy.log_of(ours).count("the base is cut over 2 ranks")
     assert num_cut == (2 if task == "distill" else 1), "a teacher is cut too"
+
+
+def memory_of_a_teacher(world: World, config: Config) -> tuple[int, int, int]:
+    """Return what `memory_of_reading` does, of a teacher that is an adapter on a base."""
+    most = 0
+    give_back = base_shards.Unit.give_back
+
+    def measuring(unit: base_shards.Unit) -> None:
+        nonlocal most
+        most = max(most, bytes_of_tensors())
+        give_back(unit)
+
+    base_shards.Unit.give_back = measuring  # type: ignore[method-assign, assignment]
+    source = source_of(NamedModel.of_distillation(config.distill), local_files_only=True)
+    before = bytes_of_tensors()
+    with base_shards.Reader(world, ()).reading():
+        teacher = load_teacher(source, load_tokenizer(config.model), world.device, 8)
+    shards = base_shards.of(teacher.lm)
+    assert shards is not None
+    return most - before, shards.held_bytes, shards.nbytes
+
+
+@slow
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_no_rank_ever_holds_a_whole_teacher(inputs: Path, tmp_path: Path, use_dora: bool) -> None:
+    wide = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16}
+    base = save_model(tmp_path / "base", **wide)
+    lora = {"r": 4, "use_dora": use_dora}
+    teacher = toy.finished(
+        tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, model=str(base), lora=lora)
+    )
+    config = toy.make_config(inputs, task="distill", distill={"teacher": str(teacher)})
+    for most, held, whole in run_ranks(memory_of_a_teacher, 2, config):
+        assert held == pytest.approx(whole / 2, rel=0.01)
+        # Half of the base, a layer that is read, and the tables, which are cut last; adapters, some of them in fp32.
+        assert most < held + 2 * whole / 16 + 2 * 4 * 512 * 512 + whole / 16
+
+
+def drawn_apart(world: World, config: Config) -> tuple[list[float], list[float], int, int]:
+    """Return logits of forwards that ranks run a different number of times, and of as many with the whole base.
+
+    Then the most bytes of units that were whole meanwhile, and those of the two largest units.
+    """
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
+    learner.model.eval()
+    shards = base_shards.of(learner.lm)
+    assert shards is not None
+    most = 0
+    ask = base_shards.Unit.ask
+
+    def counting(unit: base_shards.Unit) -> None:
+        nonlocal most
+        ask(unit)
+        most = max(most, sum(each.nbytes for each in shards.units if each.is_asked_for))
+
+    base_shards.Unit.ask = counting  # type: ignore[method-assign, assignment]
+
+    @torch.no_grad()
+    def forward(token: int = 1) -> float:
+        with own_attention(learner.lm):
+            return float(Decoder(learner.lm, [[token, 2, 3], [4]], 2, 0).logits.sum())
+
+    turns = (0, 3, 1) if world.is_main else (2, 0, 1)
+    apart = []
+    with fsdp.drawing(learner.lm, backbone(learner.lm), forward, world) as turn:
+        for number in turns:
+            with turn():
+                apart += [forward(5 + number) for _ in range(number)]
+    sizes = sorted(unit.nbytes for unit in shards.units)
+    most_apart = most
+    with fsdp.whole(learner.lm):
+        whole = [forward(5 + number) for number in turns for _ in range(number)]
+    assert shards.held_bytes == sum(unit.part.nbytes for unit in shards.units)
+    return apart, whole, most_apart, sizes[-1] + sizes[-2]
+
+
+def test_ranks_that_draw_answers_of_their_own_length_borrow_layer_by_layer(inputs: Path) -> None:
+    config = make_config(inputs, "shard_base")
+    for apart, whole, most, two in run_ranks(drawn_apart, 2, config):
+        assert apart == whole
+        assert most <= two
 
 
 FAMILIES = (

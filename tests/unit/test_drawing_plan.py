@@ -121,7 +121,7 @@ def test_the_cache_of_drawn_answers_is_as_large_as_planned(monkeypatch: pytest.M
     lm = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     config = planned(max_completion_length=40)[0]
     measured = []
-    append = sampler._Decoder.append
+    append = sampler.Decoder.append
 
     def measuring(self: Any, tokens: Any) -> None:
         append(self, tokens)
@@ -130,7 +130,7 @@ def test_the_cache_of_drawn_answers_is_as_large_as_planned(monkeypatch: pytest.M
             held += layer.keys.nbytes + layer.values.nbytes
         measured.append(held)
 
-    monkeypatch.setattr(sampler._Decoder, "append", measuring)
+    monkeypatch.setattr(sampler.Decoder, "append", measuring)
     prompts = [[1, 2, 3, 4, 5, 6], [7, 8], [9, 10, 11]]
     numbers = np.random.default_rng(0).random((24, 40))
     sampler.draw(lm, prompts, numbers, config.grpo, eos_ids=(), pad_id=0)

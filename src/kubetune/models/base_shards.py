@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -32,8 +33,10 @@ from kubetune import errors
 from kubetune.base import fault_injection, logs
 from kubetune.base.humanize import size
 from kubetune.distributed import process_group
+from kubetune.distributed.main_rank import raise_first
 from kubetune.distributed.process_group import World
 from kubetune.models import patches, weight_files
+from kubetune.plan.memory import ROOM_TO_DRAW
 from kubetune.plan.model_shapes import TOWERS
 
 # Tensors begin at multiples of so many bytes, as kernels expect of memory that is allocated.
@@ -187,6 +190,43 @@ class BaseShards:
         self._current = None
         self._give_back(())
 
+    def has_room(self, world: World) -> bool:
+        """True if every rank has room for the whole base, and for answers that are drawn with it. All ranks call it."""
+        has_room = False
+        if world.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(world.device)
+            free += torch.cuda.memory_reserved(world.device)
+            free -= torch.cuda.memory_allocated(world.device)
+            has_room = free >= ROOM_TO_DRAW * self.nbytes
+        return not process_group.agree(not has_room, world)
+
+    @contextmanager
+    def apart(
+        self, decoder: nn.Module, along: Callable[[], object], world: World
+    ) -> Iterator[None]:
+        """Let ranks run the decoder a different number of times while the block runs. All ranks leave it together.
+
+        A rank that is done goes `along` with the others by a forward of its own, as they need its parts:
+
+            rank 0    forward    forward    forward
+            rank 1    forward    along      along
+        """
+
+        def begin(*_: object) -> None:
+            self.close()
+            process_group.agree(True, world)
+
+        hook = decoder.register_forward_pre_hook(begin)
+        try:
+            yield
+        finally:
+            hook.remove()
+            self.close()
+        # Not after an error: this rank ends then, and the others notice.
+        while process_group.agree(False, world):
+            along()
+            self.close()
+
     def _before_forward(self, unit: Unit, following: Unit | None, *_: object) -> None:
         self._use(unit, following)
 
@@ -318,7 +358,19 @@ class Reader:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Cut what is read while the block runs; whole layers stay if transformers cannot be made to say what it reads."""
+        """Let `loading.load_pretrained` return a model that is cut, each layer as soon as it is read.
+
+        They are cut when all is read if transformers cannot be made to say what it reads.
+        """
+        token = _READER.set(self)
+        try:
+            with self._noting():
+                yield
+        finally:
+            _READER.reset(token)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
         misfit = patches.SET_WEIGHT.misfit()
         if misfit:
             logs.MODEL.info(
@@ -331,6 +383,11 @@ class Reader:
         # Threads would read ahead, faster than layers are cut.
         with patches.setting_weights(self._note), _one_at_a_time():
             yield
+
+    def cut(self, lm: Any) -> None:
+        """Cut the rest of what was read. Raise ModelError on all ranks if a weight that one has read is not finite."""
+        raise_first(process_group.gather(self.failure, self._world))
+        cut(lm, self._world, self._trained, self.units)
 
     def _note(self, lm: Any, name: str) -> None:
         """Cut the layer that the weight `name` completes."""
@@ -367,6 +424,33 @@ class Reader:
             if of_layer.isdisjoint(shared):
                 by_weight.update(dict.fromkeys(of_layer, layer))
         return by_weight
+
+
+# Of the model that is loaded now, if it is to be cut.
+_READER: ContextVar[Reader | None] = ContextVar("_READER", default=None)
+
+
+def cut_if_wanted(lm: Any) -> None:
+    """Cut a model that was loaded in a block of `Reader.reading`."""
+    reader = _READER.get()
+    if reader is not None:
+        reader.cut(lm)
+
+
+@contextmanager
+def measured(lm: nn.Module, *, by_dora: bool) -> Iterator[None]:
+    """Let adapters be put into a model while the block runs. DoRA reads the weights, a layer at a time if PEFT says when."""
+    shards = of(lm)
+    if shards is None or not by_dora:
+        yield
+        return
+    if patches.READ_BY_DORA.is_known():
+        with patches.replaced(patches.READ_BY_DORA, shards.lending):
+            yield
+    else:
+        shards.keep()
+        yield
+    shards.close()
 
 
 @contextmanager

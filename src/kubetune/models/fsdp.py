@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -93,7 +93,8 @@ def load(
         )
         if spec.lora is None or not is_cut:
             return read_whole()
-        return _read_and_cut(read_whole, spec.lora.modules_to_save, world)
+        with base_shards.Reader(world, spec.lora.modules_to_save).reading():
+            return read_whole()
 
     # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
     arithmetic = loading.choose_dtype(spec.model.dtype, world.device)
@@ -117,16 +118,6 @@ def load(
     model.config.dtype = arithmetic
     model.config.distributed_config = None
     return cast(nn.Module, model)
-
-
-def _read_and_cut(read: Callable[[], nn.Module], trained: Sequence[str], world: World) -> nn.Module:
-    """Return the model that `read` reads, with its base cut over the ranks. Modules with `trained` names stay whole."""
-    reader = base_shards.Reader(world, trained)
-    with reader.reading():
-        model = read()
-    raise_first(process_group.gather(reader.failure, world))
-    base_shards.cut(model, world, trained, reader.units)
-    return model
 
 
 def _require_finite_everywhere(
@@ -382,6 +373,23 @@ def whole(lm: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
+@contextmanager
+def drawing(
+    lm: nn.Module, decoder: nn.Module, along: Callable[[], object], world: World
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Yield what a rank draws its answers in. All ranks begin the block together, and leave it together.
+
+    The weights are `whole` meanwhile, but for a frozen base that has no room on one of the GPUs: that stays in parts,
+    and ranks whose answers are all drawn go `along` (see `BaseShards.apart`).
+    """
+    shards = base_shards.of(lm)
+    if shards is None or shards.has_room(world):
+        with whole(lm):
+            yield nullcontext
+    else:
+        yield partial(shards.apart, decoder, along, world)
+
+
 def gathered(lm: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Yield the weights of a sharded model as a forward computes with them, by name, one group after the other.
 
@@ -409,22 +417,6 @@ def close(lm: nn.Module) -> None:
         shards.close()
     if isinstance(lm, FSDPModule):
         lm.reset_iter_state()
-
-
-@contextmanager
-def measured(lm: nn.Module, *, by_dora: bool) -> Iterator[None]:
-    """Let adapters be put into a model while the block runs. DoRA reads the weights, a layer at a time if PEFT says when."""
-    shards = base_shards.of(lm)
-    if shards is None or not by_dora:
-        yield
-        return
-    if patches.READ_BY_DORA.is_known():
-        with patches.replaced(patches.READ_BY_DORA, shards.lending):
-            yield
-    else:
-        with whole(lm):
-            yield
-    shards.close()
 
 
 def borrow_head(lm: nn.Module, weight: Tensor) -> None:

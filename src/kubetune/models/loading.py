@@ -36,7 +36,7 @@ from kubetune.data.reading.hub import (
     is_local,
 )
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.models import patches, quantization, weight_files
+from kubetune.models import base_shards, patches, quantization, weight_files
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.plan import model_shapes
 from kubetune.plan.base_model import Embeddings
@@ -139,6 +139,7 @@ def load_pretrained(
     if quantised is not None:
         logs.MODEL.info("%s", quantization.describe(spec.quantization, arithmetic, device))
     require_finite(f"model {model.path}", placed.named_parameters())
+    base_shards.cut_if_wanted(placed)
     return placed
 
 
@@ -212,13 +213,15 @@ def load_trained(
 
 def with_adapter(base: Any, folder: Path) -> nn.Module:
     """Return PEFT's model of a base with the adapter of a folder. Raise ModelError as `require_plain_adapter` does."""
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
     require_plain_adapter(folder)
     with warnings.catch_warnings():
         # Missing weights are an error below.
         warnings.filterwarnings("ignore", "Found missing adapter keys")
-        adapted: Any = PeftModel.from_pretrained(base, str(folder))
+        by_dora = bool(getattr(PeftConfig.from_pretrained(str(folder)), "use_dora", False))
+        with base_shards.measured(base, by_dora=by_dora):
+            adapted: Any = PeftModel.from_pretrained(base, str(folder))
     # `from_pretrained` keeps to itself what it did not find, and what it found besides.
     result = adapted.load_adapter(str(folder), adapted.active_adapter)
     weight_files.require_same_names(folder, result.missing_keys, result.unexpected_keys)

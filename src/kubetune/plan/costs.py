@@ -127,7 +127,7 @@ def costs_of(
         memory = forecast(longest_work, weights, device.memory_bytes)
         cache_bytes = _cache_bytes(longest_work, weights)
     if memory is not None:
-        memory = _with_other_models(memory, config, plan.device, environ)
+        memory = _with_other_models(memory, config, plan, longest_work.is_sharded, environ)
 
     known = earlier_runs.read()
     bill = cost.bill(work, config.compute, plan, weights, tokens, device.gpu, known)
@@ -198,16 +198,20 @@ def _cache_bytes(work: RankWork, weights: Weights) -> int | None:
 
 
 def _with_other_models(
-    memory: Forecast, config: Config, device: str, environ: Mapping[str, str]
+    memory: Forecast, config: Config, plan: Plan, is_sharded: bool, environ: Mapping[str, str]
 ) -> Forecast:
-    """Return the memory of a device that also holds the models of rewards and the teacher of a run."""
+    """Return the memory of a device that also holds the models of rewards and the teacher of a run.
+
+    The teacher of a sharded model is cut as a frozen base is, of which a rank borrows two layers.
+    """
     paths = [reward.reward_model or reward.teacher for reward in config.rewards]
-    memory = _with_others(memory, "models that reward answers", paths, device, environ)
+    memory = _with_others(memory, "models that reward answers", paths, plan.device, environ)
     teacher = config.distill.teacher
     if teacher == ITSELF:
         # The same model with its adapter off, or a second one.
         teacher = None if config.lora else config.model.path
-    return _with_others(memory, "teacher", [teacher], device, environ)
+    ranks = plan.world_size if is_sharded else 1
+    return _with_others(memory, "teacher", [teacher], plan.device, environ, ranks)
 
 
 def _with_others(
@@ -216,13 +220,20 @@ def _with_others(
     paths: Sequence[str | None],
     device: str,
     environ: Mapping[str, str],
+    ranks: int = 1,
 ) -> Forecast:
-    """Return the memory of a device that also holds other models, as far as these are here. `name`: what they are."""
+    """Return the memory of a device that also holds other models, as far as these are here.
+
+    `name`: what they are. `ranks`: those that each hold a part.
+    """
     parameters = 0
     for path in paths:
         weights = _weights_of(path, environ)
         if weights is not None:
-            parameters += weights.parameters
+            parameters += weights.parameters // ranks
+            shape = shape_of(weights)
+            if ranks > 1 and shape is not None:
+                parameters += 2 * weights.parameters // shape.layers
     if not parameters:
         return memory
     held = {name: parameters * element_bytes("auto", device)}

@@ -29,7 +29,7 @@ from kubetune.config.schema import Config, DataConfig, GrpoConfig, LoraConfig, T
 from kubetune.plan.activations import activations, expects_compiling, goes_alone
 from kubetune.plan.drawing import cache_bytes, sampling_bytes
 from kubetune.plan.linears import adapter_parameters, linears, shape_of, stacks
-from kubetune.plan.memory import USABLE_SHARE, Shape, chunk_rows
+from kubetune.plan.memory import ROOM_TO_DRAW, USABLE_SHARE, Shape, chunk_rows
 from kubetune.plan.model_shapes import TOWERS, Weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
@@ -133,8 +133,7 @@ def forecast(
         comes_and_goes = logits + sum(kept.parts.values()) + sum(borrowed.values())
         drawing = _drawing_bytes(work, weights, shape)
         if borrowed:
-            # All ranks' parts are gathered.
-            drawing += _weight_bytes(work, weights)
+            drawing += _gathered_bytes(work, weights, shape, room)
         parts["drawing answers, beyond what a step takes"] = max(0, drawing - comes_and_goes)
     parts |= kept.parts
     parts["logits, a chunk at a time"] = logits
@@ -148,6 +147,19 @@ def _drawing_bytes(work: RankWork, weights: Weights, shape: Shape) -> int:
     text = weights.text_config
     cache = cache_bytes(text, shape, work.drawn_rows, work.drawn_tokens, work.element)
     return cache + sampling_bytes(text, work.drawn_rows, work.element)
+
+
+def _gathered_bytes(work: RankWork, weights: Weights, shape: Shape, room: int | None) -> int:
+    """Return the bytes of the weights that a rank gathers to draw answers. `room`: beside all that it holds anyway.
+
+    They are all weights, but for a frozen base that has no room.
+    """
+    base = _weight_bytes(work, weights)
+    two = _two_layers(work, weights, shape)
+    if work.lora is None:
+        return base + (two if work.holds_reference else 0)
+    has_room = work.device == "cuda" and (room or 0) + two >= ROOM_TO_DRAW * base
+    return base if has_room else two
 
 
 def _uncounted_parts(work: RankWork, counted: int) -> dict[str, int]:
@@ -192,7 +204,7 @@ def _held_parts(work: RankWork, weights: Weights, trained: int) -> dict[str, int
     moments = 2 if work.optimizer == "adamw_8bit" else 8  # bytes of both together
     return {
         "weights": held,
-        "model before training": weight_bytes if work.holds_reference else 0,
+        "model before training": weight_bytes // shards if work.holds_reference else 0,
         state: 4 * of_rank,
         "their gradients": 4 * of_rank,
         "AdamW's two moments": moments * of_rank,
@@ -229,18 +241,13 @@ def _sharing_parts(
     around them that stays gathered from the beginning of the forward to the end of the backward. Of a frozen base each
     is gathered when it is used, like a layer, and arrives where it is used.
     """
-    in_layers = _linear_parameters(weights)
-    for stack in stacks(weights):
-        in_layers += stack.experts * stack.rows * stack.columns
-    layer = in_layers // shape.layers
+    if work.lora is not None:
+        two = _two_layers(work, weights, shape)
+        return {"weights, borrowed: two layers, or one and a table of tokens": two}
+    layer = _layer_parameters(weights, shape)
     around = weights.parameters - layer * shape.layers
     element = work.element
-    table = int(weights.text_config.get("vocab_size") or 0) * shape.hidden
-    if work.lora is not None:
-        layer_bytes = (_weight_bytes(work, weights) - around * element) // shape.layers
-        two = layer_bytes + max(layer_bytes, table * element)
-        return {"weights, borrowed: two layers, or one and a table of tokens": two}
-    head = 0 if work.classifies else table
+    head = 0 if work.classifies else _table_parameters(weights, shape)
     parts = {
         "weights, gathered: two layers and what lies around them": (2 * layer + around) * element,
         # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
@@ -254,6 +261,24 @@ def _sharing_parts(
     if work.may_accumulate and device_bytes is not None and whole <= device_bytes // 8:
         parts["gradients before they are summed"] = whole
     return parts
+
+
+def _two_layers(work: RankWork, weights: Weights, shape: Shape) -> int:
+    """Return the bytes that a rank borrows at most of a frozen base in parts: two layers, or one and a table of tokens."""
+    around = weights.parameters - _layer_parameters(weights, shape) * shape.layers
+    layer = (_weight_bytes(work, weights) - around * work.element) // shape.layers
+    return layer + max(layer, _table_parameters(weights, shape) * work.element)
+
+
+def _layer_parameters(weights: Weights, shape: Shape) -> int:
+    in_layers = _linear_parameters(weights)
+    for stack in stacks(weights):
+        in_layers += stack.experts * stack.rows * stack.columns
+    return in_layers // shape.layers
+
+
+def _table_parameters(weights: Weights, shape: Shape) -> int:
+    return int(weights.text_config.get("vocab_size") or 0) * shape.hidden
 
 
 def _logits_bytes(work: RankWork, weights: Weights, device_bytes: int | None) -> int:

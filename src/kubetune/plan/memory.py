@@ -9,6 +9,9 @@ from typing import Any
 # Share of a device that a plan may use. The rest is for fragmentation and for other programs.
 USABLE_SHARE = 0.92
 
+# A frozen base in parts is gathered to draw answers on GPUs that have room for so many of it.
+ROOM_TO_DRAW = 1.5
+
 # Logits that are made at once on a CPU. About this many fit into caches, with any vocabulary.
 CHUNK_LOGITS = 2**25
 # Share of a GPU's memory that a chunk may take. Each chunk reads the whole head twice, so larger chunks are faster.

@@ -12,7 +12,7 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.config.schema import LoraConfig
-from kubetune.models import fsdp
+from kubetune.models import base_shards
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.models.mixtures.targets import find_targets, has_matrix, unreached_names
 from kubetune.plan.base_model import lacks_whole_modules
@@ -82,7 +82,7 @@ def _with_adapters(model: nn.Module, settings: Any, lora: LoraConfig) -> Any:
     from peft import get_peft_model
 
     try:
-        with fsdp.measured(model, by_dora=lora.use_dora):
+        with base_shards.measured(model, by_dora=lora.use_dora):
             return get_peft_model(cast(Any, model), settings)
     except ValueError as error:
         raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,11 +146,13 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     longest = data.longest
     if start.config.draws_answers:
         longest += start.model.grpo.max_completion_length
-    teacher = load_teacher(source, data.tokenizer, start.world.device, longest)
+    reading: AbstractContextManager[None] = nullcontext()
     if fsdp.is_sharded(learner.model):
         # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.
-        base_shards.cut(teacher.lm, start.world)
-    return teacher
+        whole = source.spec.lora.modules_to_save if source.spec.lora else ()
+        reading = base_shards.Reader(start.world, whole).reading()
+    with reading:
+        return load_teacher(source, data.tokenizer, start.world.device, longest)
 
 
 def _width(start: RankStart) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kubetune.base import logs
+from kubetune.base.humanize import size
 from kubetune.batching.feed import Feed
 from kubetune.distributed import process_group
-from kubetune.models import fsdp, prefix_sharing
+from kubetune.distributed.process_group import World
+from kubetune.models import base_shards, fsdp, prefix_sharing
 from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions
 from kubetune.scoring.counted_draws import uniforms
@@ -42,6 +44,7 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
     name_unused_settings(learner.lm, world)
     padding_free = learner.route.padding_free
     if settings.servers is None:
+        _say_of_parts(learner, world)
         require_sampling(learner, two_prompts(data.train, padding_free), data.tokenizer.pad_id)
     seed = start.training.seed
     shares = _may_share(start, learner)
@@ -81,6 +84,17 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
         drawer.slots_of = windows.slots
         learner.undo.callback(drawer.close)
     return feed
+
+
+def _say_of_parts(learner: Learner, world: World) -> None:
+    """Log that answers are drawn with a base in parts, which is slow."""
+    shards = base_shards.of(learner.lm)
+    if shards is not None and not shards.has_room(world) and world.is_main:
+        logs.MODEL.info(
+            "answers are drawn layer by layer, since the whole base has no room: each of their tokens moves %s to each "
+            "rank; servers (grpo.servers), a quantised base or larger GPUs are faster",
+            size(shards.nbytes - shards.nbytes // world.size),
+        )
 
 
 def _drawn_steps(start: RankStart, learner: Learner) -> Callable[[int], bool]:

@@ -25,7 +25,6 @@ from kubetune.config.schema import GrpoConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.distributed.process_group import World
-from kubetune.models import fsdp
 from kubetune.rundir import heartbeat
 from kubetune.training.rollouts.model_answers import EarlierLogps, ModelAnswers, Slot
 from kubetune.training.rollouts.rewarding import Rewarding
@@ -97,16 +96,17 @@ class Drawer:
     ) -> dict[int, Group] | None:
         """Return the groups of some units by their slots; None if a stop was asked for. Rank 0 appends them to the file."""
         groups: dict[int, Group] = {}
-        # Ranks draw answers of different lengths, so of a sharded model each needs all weights for a while.
-        with fsdp.whole(self.model.learner.lm):
+        # Ranks draw answers of different lengths, so of a sharded model each needs all weights, or the others' company.
+        with self.model.drawing(self.world) as apart:
             for first in range(0, len(units), self.world.size):
                 heartbeat.beat("generation")
                 if process_group.agree(self.is_stopping(), self.world):
                     return None
                 # In the last round some ranks may have nothing to draw.
                 turn = Turn()
-                if first + self.world.rank < len(units):
-                    turn = self._turn(step, units[first + self.world.rank])
+                with apart():
+                    if first + self.world.rank < len(units):
+                        turn = self._turn(step, units[first + self.world.rank])
                 groups |= self._gathered(turn, file)
         return groups
 

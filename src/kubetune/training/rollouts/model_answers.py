@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,14 +15,15 @@ from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.config.schema import GrpoConfig
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed.process_group import World
+from kubetune.models import base_shards, fsdp
 from kubetune.models.learner import Learner
 from kubetune.models.loading import load_pretrained
 from kubetune.models.model_spec import ModelSpec
-from kubetune.models.padding_free import own_attention
+from kubetune.models.padding_free import backbone, own_attention
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.tasks import causal_lm
 from kubetune.tasks.grpo.task import log_probabilities
-from kubetune.training.rollouts.sampler import DrawnTokens, draw
+from kubetune.training.rollouts.sampler import Decoder, DrawnTokens, draw
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,37 @@ class ModelAnswers:
             )
         return [drawn[first : first + number] for first in range(0, len(drawn), number)]
 
+    @torch.no_grad()
+    def along(self) -> None:
+        """Run the model as drawing does, on one token, for other ranks' sake."""
+        module = self.learner.model
+        module.eval()
+        pad = self.tokenizer.pad_id
+        try:
+            with own_attention(self.learner.lm):
+                Decoder(self.learner.lm, [[pad]], 1, pad)
+        finally:
+            module.train()
+
+    @contextmanager
+    def drawing(self, world: World) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+        """Let each rank draw its own answers while the block runs. Yield what is around a rank's turn."""
+        lm = self.learner.lm
+        with fsdp.drawing(lm, backbone(lm), self.along, world) as apart:
+            if self.reference is None or self.reference is self.learner:
+                yield apart
+                return
+            # Where there are two models, the first is not frozen, so it is whole meanwhile.
+            second = self.reference.lm
+            with fsdp.drawing(second, backbone(second), self.compare_along, world) as apart:
+                yield apart
+
+    def compare_along(self) -> None:
+        """Run the model before training on one token, for other ranks' sake."""
+        assert self.reference is not None
+        pad = self.tokenizer.pad_id
+        log_probabilities(self.reference, collate([answer_sequence([pad], [pad])]).to(self.device))
+
     def earlier(self, slot: Slot, answers: Sequence[DrawnTokens]) -> EarlierLogps:
         """Return log-probabilities of a group's tokens that are asked for before training: see `EarlierLogps`."""
         if not self.asks_model:
@@ -112,12 +145,15 @@ def _cut(logps: torch.Tensor, lengths: Sequence[int]) -> list[list[float]]:
 def reference_of(spec: ModelSpec, world: World, learner: Learner) -> Learner | None:
     """Return the model before training; None where the loss does not compare with it.
 
-    Where every weight is trained it is loaded as a second model, also by a run that goes on.
+    Where every weight is trained it is loaded as a second model, also by a run that goes on. It is frozen, and cut if
+    the model that learns is.
     """
     if not spec.grpo.beta:
         return None
     if spec.lora is not None:
         return learner
     spec = spec.decided_for(world)
-    model = load_pretrained(AutoModelForCausalLM, spec, world.device).eval()
+    is_cut = fsdp.is_sharded(learner.model)
+    with base_shards.Reader(world, ()).reading() if is_cut else nullcontext():
+        model = load_pretrained(AutoModelForCausalLM, spec, world.device).eval()
     return replace(causal_lm.TASK.learner_of(model, spec), grpo=spec.grpo)

@@ -77,7 +77,7 @@ def restricted(log_probabilities: Tensor, settings: GrpoConfig) -> Tensor:
     return probabilities
 
 
-class _Decoder:
+class Decoder:
     """The rows of a batch that are still being drawn: their cache, and their last tokens' logits."""
 
     def __init__(
@@ -207,7 +207,7 @@ def draw(
     `numbers` `[answers of all prompts, max_completion_length]`: by which tokens are drawn. The model must be in
     evaluation mode and attend by its own code.
     """
-    decoder = _Decoder(lm, prompts, settings.num_generations, pad_id)
+    decoder = Decoder(lm, prompts, settings.num_generations, pad_id)
     device = decoder.logits.device
     answers = _Answers(len(numbers), eos_ids)
 

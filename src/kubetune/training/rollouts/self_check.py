@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from kubetune.base import logs
 from kubetune.batching.batch import collate
 from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.errors import ModelError, first_line
-from kubetune.models import fsdp
+from kubetune.models import base_shards, fsdp
 from kubetune.models.padding_free import FOREIGN_ERRORS, own_attention
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.scoring.generation import acting_settings
@@ -42,7 +43,9 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
     kind = type(learner.lm).__name__
     learner.model.eval()
     try:
-        with fsdp.whole(learner.lm):
+        # All ranks draw the same here, so a base in parts is borrowed as in training.
+        is_base_cut = base_shards.of(learner.lm) is not None
+        with nullcontext() if is_base_cut else fsdp.whole(learner.lm):
             difference = _difference(learner, prompts, pad_id)
             # Slices of a sharded model have another dtype than what is computed with.
             is_narrow = next(learner.lm.parameters()).dtype != torch.float32
@@ -53,6 +56,7 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
             f"({reason}); take a model of another family"
         ) from error
     finally:
+        fsdp.close(learner.lm)
         learner.model.train()
     tolerance = TOLERANCE
     if is_narrow:

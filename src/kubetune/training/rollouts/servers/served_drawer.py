@@ -20,13 +20,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
-from kubetune.models import fsdp
 from kubetune.rundir import checkpoints, heartbeat
 from kubetune.training.rollouts.drawer import Drawer, Turn
 from kubetune.training.rollouts.model_answers import Slot
@@ -76,13 +75,13 @@ class ServedDrawer(Drawer):
         # Servers draw already, while the run still loads what the next window is drawn by.
         self.seconds["sync_seconds"] = time.perf_counter() - began
 
-        # Answers come to the ranks at different times, so of a sharded model each needs all weights meanwhile.
-        weights: AbstractContextManager[None] = nullcontext()
+        # Answers come to the ranks at different times, as in `Drawer`.
+        drawing: AbstractContextManager[Any] = nullcontext(nullcontext)
         if self.model.asks_model and missing:
-            weights = fsdp.whole(self.model.learner.lm)
+            drawing = self.model.drawing(self.world)
         try:
-            with weights:
-                came = self._collected(step, requests, len(missing), file)
+            with drawing as apart:
+                came = self._collected(step, requests, len(missing), file, apart)
         finally:
             file.close()
         if came is None:
@@ -172,6 +171,7 @@ class ServedDrawer(Drawer):
         requests: Requests,
         number: int,
         file: RolloutFile,
+        apart: Callable[[], Any],
     ) -> dict[int, Group] | None:
         """Return the groups of a window as they come, `number` on all ranks together; None if a stop was asked for.
 
@@ -184,7 +184,8 @@ class ServedDrawer(Drawer):
                 requests.cancel()
                 return None
             # A rank that raised here alone would leave the others waiting for it.
-            turn = self._arrived(step, requests)
+            with apart():
+                turn = self._arrived(step, requests)
             try:
                 groups |= self._gathered(turn, file)
             except errors.KubetuneError:
