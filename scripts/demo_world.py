@@ -203,7 +203,7 @@ def fill_request(
     return request.format(**slots), prose.format(**slots), intent.command.format(**slots)
 
 
-def _note_slots(rng: random.Random) -> dict[str, str]:
+def note_slots(rng: random.Random) -> dict[str, str]:
     (s, s2), (p, q) = rng.sample(SERVICES, 2), rng.sample(PEOPLE, 2)
     hour = rng.randint(0, 22)
     slots = {"s": s, "s2": s2, "p": p, "q": q, "ns": rng.choice(NAMESPACES), "d": rng.choice(DAYS)}
@@ -229,11 +229,11 @@ def draw_piece(rng: random.Random) -> tuple[str, str]:
     """Draw a piece of the world: a (question, answer) in prose, or a note, which answers no question."""
     kind = rng.random()
     if kind < 0.1:
-        return "", rng.choice(NOTES).format(**_note_slots(rng))
+        return "", rng.choice(NOTES).format(**note_slots(rng))
     if kind < 0.2:
         return draw_echo(rng)
     if kind < 0.55:
-        slots = _note_slots(rng)
+        slots = note_slots(rng)
         question, answer = rng.choice(QUESTIONS)
         return question.format(**slots), answer.format(**slots)
     request, prose, _ = fill_request(rng, rng.choice(INTENTS), rng.choice(SERVICES))
