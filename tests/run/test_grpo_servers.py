@@ -20,7 +20,7 @@ from kubetune.rundir import checkpoints, metrics
 from kubetune.training import worker
 from kubetune.training.rollouts import rollout_records
 from kubetune.training.rollouts.model_answers import Slot
-from kubetune.training.rollouts.servers import adapters, requests
+from kubetune.training.rollouts.servers import adapters, calls, requests
 from kubetune.training.rollouts.servers.adapters import Adapter
 from kubetune.training.rollouts.servers.completions import answers_in
 from kubetune.training.rollouts.servers.vllm_client import Server, ServerTrouble
@@ -437,7 +437,7 @@ class Stuck(Server):
 
 
 def test_a_thread_that_does_not_come_back_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(calls, "_GRACE_SECONDS", 0.1)
     asking = requests.Asking(
         servers=[Stuck("http://stuck:8000")],
         settings=SETTINGS,
