@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests import teacher_replies
 from tests.ranks import _CONTEXT, free_port
 
 FAULTS = (
@@ -42,6 +43,7 @@ class _Model:
     def __init__(self, folder: str) -> None:
         from transformers import AutoModelForCausalLM
 
+        self.folder = folder
         self.base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
         self.adapted: Any = None
         self.paths: dict[str, str] = {}
@@ -55,6 +57,14 @@ class _Model:
         else:
             self.adapted.load_adapter(path, adapter_name=name)
         self.paths[name] = path
+
+    def tokens(self, text: str) -> list[int]:
+        from transformers import AutoTokenizer
+
+        ids: list[int] = AutoTokenizer.from_pretrained(self.folder).encode(
+            text, add_special_tokens=False
+        )
+        return ids
 
     def unload(self, name: str) -> None:
         del self.paths[name]
@@ -94,8 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._note(self.path, {})
-        names = ["base", *self.model.paths]
-        self._reply(200, {"object": "list", "data": [{"id": name} for name in names]})
+        cards: list[dict[str, Any]] = [{"id": "base", "max_model_len": self._flags().max_model_len}]
+        cards += [{"id": name, "parent": "base"} for name in self.model.paths]
+        self._reply(200, {"object": "list", "data": cards})
 
     def do_POST(self) -> None:
         size = int(self.headers["Content-Length"])
@@ -106,6 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._load(request)
             elif self.path == "/v1/unload_lora_adapter":
                 self._unload(request)
+            elif self.path == "/tokenize":
+                self._reply(200, {"tokens": self.model.tokens(request["prompt"])})
+            elif self.path == "/inference/v1/generate" or "prompt_logprobs" in request:
+                self._score(request)
             elif self.path == "/v1/completions":
                 self._complete(request)
             else:
@@ -119,6 +134,27 @@ class _Handler(BaseHTTPRequestHandler):
     def _fault(self) -> str:
         path = self.folder / "fault"
         return path.read_text() if path.exists() else ""
+
+    def _flags(self) -> teacher_replies.Flags:
+        path = self.folder / "flags"
+        return teacher_replies.Flags.of(path.read_text() if path.exists() else "")
+
+    def _score(self, request: dict[str, Any]) -> None:
+        fault = self._fault()
+        if fault == "hang":
+            time.sleep(3600)
+        if fault == "die":
+            os._exit(1)
+        if fault == "500":
+            self._error(500, "EngineCore encountered an issue.")
+            return
+        reply = teacher_replies.scores
+        if self.path == "/v1/completions":
+            reply = teacher_replies.likeliest
+        status, body = reply(self.model.base, request, self._flags())
+        if status == 200:
+            teacher_replies.spoil(body, fault)
+        self._send(body, fault, status)
 
     def _load(self, request: dict[str, Any]) -> None:
         name = request["lora_name"]
@@ -178,10 +214,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def _send(self, body: Any, fault: str) -> None:
+    def _send(self, body: Any, fault: str, status: int = 200) -> None:
         """Send an answer, by some faults not all of it."""
         if fault not in ("half", "trickle", "not json"):
-            self._reply(200, body)
+            self._reply(status, body)
             return
         text = b"<html>" if fault == "not json" else json.dumps(body).encode()
         self.send_response(200)
@@ -274,6 +310,11 @@ class FakeServer:
         temporary = self.folder / "fault.tmp"
         temporary.write_text(fault)
         temporary.rename(self.folder / "fault")
+
+    def set_flags(self, words: str) -> None:
+        """Let it behave as a server that was started with these words."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "flags").write_text(words)
 
     def adapters(self) -> list[str]:
         with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as reply:

@@ -24,6 +24,7 @@ from kubetune.base import files
 from kubetune.config.load import load_config
 from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig, RewardConfig
+from kubetune.config.schema.distill import DistillConfig
 from kubetune.config.schema.grpo import ServersConfig
 from kubetune.config.schema.tracking import HooksConfig, PushConfig, TrackingConfig
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
@@ -44,7 +45,8 @@ CACHE: Final = "data.cache"
 WRITTEN: Final = (CACHE, "logging.report_json")
 # Keys that have numbers or weights sent elsewhere.
 SENT: Final = (
-    "mirror", "push", "tracking.mlflow", "tracking.wandb", "tracking.trackio", "grpo.servers"
+    "mirror", "push", "tracking.mlflow", "tracking.wandb", "tracking.trackio", "grpo.servers",
+    "distill.teacher",
 )  # fmt: skip
 EFFECTS: Final = (*CODE, *WRITTEN, *SENT)
 
@@ -69,7 +71,7 @@ def effects_of(config: Config, keys: Collection[str] = EFFECTS) -> list[Effect]:
         **_code_in(config.hooks, config.evaluation, config.model),
         **_code_of_rewards(config.rewards),
         **_written(config.data.cache, config.logging.report_json),
-        **_sent(config.mirror, config.push, config.tracking, config.grpo.servers),
+        **_sent(config.mirror, config.push, config.tracking, config.grpo.servers, config.distill),
     }
     return [named[key] for key in keys if key in named]
 
@@ -244,8 +246,9 @@ def _sent(
     push: PushConfig | None,
     tracking: TrackingConfig,
     servers: ServersConfig | None,
+    distill: DistillConfig,
 ) -> dict[str, Effect]:
-    """Return the addresses that numbers or weights are sent to, by key."""
+    """Return the addresses that numbers, weights or rows are sent to, by key."""
     addresses: dict[str, str] = {}
     if mirror is not None:
         addresses["mirror"] = mirror
@@ -266,6 +269,8 @@ def _sent(
         addresses["tracking.trackio"] = place or "your own Trackio"
     if servers is not None and servers.urls:
         addresses["grpo.servers"] = ", ".join(servers.urls)
+    if distill.urls:
+        addresses["distill.teacher"] = ", ".join(distill.urls)
 
     effects = {}
     for key, address in addresses.items():

@@ -54,8 +54,8 @@ class Teacher(Protocol):
     def whole(self, span: slice) -> Tensor:
         """Return the log-probabilities of all tokens, fp32 `[rows, vocabulary]`."""
 
-    def likeliest(self, span: slice, number: int) -> Events:
-        """Return the likeliest tokens, in falling order."""
+    def likeliest(self, span: slice, number: int) -> Events | None:
+        """Return the likeliest tokens, in falling order; None where they are not known."""
 
     def at(self, span: slice, ids: Tensor) -> Events:
         """Return the log-probabilities of these tokens, int64 `[rows, k]`."""
@@ -89,23 +89,34 @@ class LocalTeacher:
 
 @dataclass(frozen=True)
 class KeptTeacher:
-    """What `kept_numbers` kept of a teacher."""
+    """What a teacher said before of some tokens: by `kept_numbers`, or on a server."""
 
     numbers: Tensor  # fp32 [labels, 2 k + 1]
+    of_student: bool = False  # True: of the student's likeliest tokens; else of the teacher's
+    # What the numbers are still to be divided by. Another one than 1 leaves the rest unknown, and a summand of each label.
+    temperature: float = 1.0
 
     def whole(self, span: slice) -> Tensor:
-        """Raise AssertionError: only the likeliest tokens are kept."""
-        raise AssertionError("only numbers of the likeliest tokens are kept")
+        """Return the log-probabilities of all tokens, where all were asked for."""
+        events = self._events(span)
+        return torch.empty_like(events.logps).scatter_(1, events.ids, events.logps)
 
-    def likeliest(self, span: slice, number: int) -> Events:
-        """Return the likeliest tokens, in falling order."""
-        of_rows = self.numbers[span]
-        ids = of_rows[:, :number].contiguous().view(torch.int32).long()
-        return Events(ids, of_rows[:, number:-1], of_rows[:, -1])
+    def likeliest(self, span: slice, number: int) -> Events | None:
+        """Return the likeliest tokens, in falling order; None where others were asked for."""
+        return None if self.of_student else self._events(span)
 
     def at(self, span: slice, ids: Tensor) -> Events:
-        """Raise AssertionError: only the likeliest tokens are kept."""
-        raise AssertionError("only numbers of the likeliest tokens are kept")
+        """Return the log-probabilities of the tokens that were asked for, which are these."""
+        return self._events(span)
+
+    def _events(self, span: slice) -> Events:
+        of_rows = self.numbers[span]
+        number = of_rows.shape[1] // 2
+        ids = of_rows[:, :number].contiguous().view(torch.int32).long()
+        rest = of_rows[:, -1]
+        if self.temperature != 1:
+            rest = torch.full_like(rest, math.nan)
+        return Events(ids, of_rows[:, number:-1] / self.temperature, rest)
 
 
 def kept_numbers(teacher: Teacher, labels: int, number: int) -> Tensor:
@@ -113,6 +124,7 @@ def kept_numbers(teacher: Teacher, labels: int, number: int) -> Tensor:
     parts = []
     for start in range(0, labels, ROWS_AT_ONCE):
         events = teacher.likeliest(slice(start, start + ROWS_AT_ONCE), number)
+        assert events is not None, "it is asked of a model"
         ids = events.ids.int().view(torch.float32)
         parts.append(torch.cat([ids, events.logps, events.rest[:, None]], 1))
     return torch.cat(parts)
@@ -123,6 +135,16 @@ def events_of(logps: Tensor, ids: Tensor) -> Events:
     # Summed over the others themselves: 1 - Σ would have no digits left where the others are unlikely.
     rest = logps.scatter(1, ids, -math.inf).logsumexp(1)
     return Events(ids, logps.gather(1, ids), rest)
+
+
+@torch.no_grad()
+def likeliest_ids(hidden: Tensor, head: Head, number: int) -> Tensor:
+    """Return the likeliest tokens of rows `[rows, hidden]`, int64 `[rows, number]`; all of a smaller vocabulary."""
+    number = min(number, len(head.weight))
+    parts = [torch.empty((0, number), dtype=torch.int64, device=hidden.device)]
+    for _, logits in logit_tiles(hidden, head):
+        parts.append(head.rule.apply(logits.float()).topk(number).indices)
+    return torch.cat(parts)
 
 
 def divergence(log_s: Tensor, log_t: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -170,7 +192,7 @@ def tile(
     if settings.support == "all" or settings.top_k >= log_s.shape[1]:
         log_t = teacher.whole(span)
         losses, gradient = divergence(log_s, log_t, settings.beta)
-        agrees = log_s.argmax(1) == log_t.argmax(1)
+        agrees = (log_s.argmax(1) == log_t.argmax(1)).float()
         nothing = torch.full_like(losses, math.nan)
         compared = [nothing, nothing, nothing]
     else:
@@ -179,7 +201,7 @@ def tile(
     # Cross-entropy is that of plain training, whatever the temperature.
     log_p = torch.log_softmax(bent, -1)
     entropies = F.nll_loss(log_p, labels, reduction="none")
-    measures = torch.stack([losses, agrees.float(), *compared, entropies], 1)
+    measures = torch.stack([losses, agrees, *compared, entropies], 1)
     gradient = gradient / settings.temperature
     if tokens is not None:
         gradient = F.pad(gradient, (0, bent.shape[1] - tokens))
@@ -202,7 +224,9 @@ def _on_support(
     number = settings.top_k
     student_ids = log_s.topk(number).indices
     likeliest = teacher.likeliest(span, number)
-    theirs = likeliest if settings.support == "teacher_k" else teacher.at(span, student_ids)
+    theirs = likeliest
+    if theirs is None or settings.support == "student_k":
+        theirs = teacher.at(span, student_ids)
     ours = events_of(log_s, theirs.ids)
     if settings.rest == "renormalise":
         of_student = torch.log_softmax(ours.logps, 1)
@@ -215,10 +239,15 @@ def _on_support(
         gradient = (log_s - ours.rest[:, None]).exp_() * slopes[:, -1:]
         gradient.scatter_(1, theirs.ids, slopes[:, :-1])
 
-    is_common = (student_ids[:, :, None] == likeliest.ids[:, None, :]).any(2)
-    masses = [theirs.logps.exp().sum(1), ours.logps.exp().sum(1)]
-    agrees = student_ids[:, 0] == likeliest.ids[:, 0]
-    return losses, gradient, agrees, [*masses, is_common.float().mean(1)]
+    # By the others, as of a server at another temperature only these are not known.
+    masses = [-torch.expm1(theirs.rest), -torch.expm1(ours.rest)]
+    agrees = torch.full_like(losses, math.nan)
+    overlap = agrees
+    if likeliest is not None:
+        agrees = (student_ids[:, 0] == likeliest.ids[:, 0]).float()
+        is_common = (student_ids[:, :, None] == likeliest.ids[:, None, :]).any(2)
+        overlap = is_common.float().mean(1)
+    return losses, gradient, agrees, [*masses, overlap]
 
 
 def linear_divergence(

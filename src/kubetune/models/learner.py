@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,20 @@ def lone_sequences(batch: Batch) -> Iterator[Batch]:
         )
 
 
+class ServedTeacher(Protocol):
+    """A teacher that servers have, which are asked for a few tokens of each label."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the longest row that it reads."""
+
+    def begin_step(self, batches: Sequence[Batch]) -> None:
+        """Begin to ask about the micro-batches of a step, where that needs nothing of the student."""
+
+    def ask(self, batch: Batch, ids: Tensor | None) -> Callable[[], Tensor]:
+        """Ask for tokens `[labels, k]`, or for the likeliest ones. Return what waits for the numbers of KeptTeacher."""
+
+
 @dataclass(frozen=True)
 class Learner:
     """A model with what is known of it. It is kept here, and not hung on the model's modules, which are others'."""
@@ -68,6 +82,7 @@ class Learner:
     compared_tokens: int | None = (
         None  # those of the vocabulary that are compared with it; None: all
     )
+    served_teacher: ServedTeacher | None = None  # the same on servers
     # Computes the final hidden states [tokens, hidden] of a packed batch.
     hidden: Callable[[Learner, Batch], Tensor] = _hidden
     # True if a sharded model keeps whole gradients until the last micro-batch of a step.
@@ -94,8 +109,10 @@ class Learner:
         world: World,
         evaluate: Callable[[Learner, Batch], Any],
     ) -> None:
-        """Begin a step. The balance loss of routers looks at all of its micro-batches first."""
+        """Begin a step. A teacher on servers and the balance loss of routers look at all of its micro-batches first."""
         self.seconds.clear()
+        if self.served_teacher is not None:
+            self.served_teacher.begin_step(work.batches)
         # It ran the model, and then lets the layers go.
         if self.routing.begin(work, world, partial(evaluate, self)):
             fsdp.close(self.lm)

@@ -206,7 +206,7 @@ def _with_other_models(
     """
     paths = [reward.reward_model or reward.teacher for reward in config.rewards]
     memory = _with_others(memory, "models that reward answers", paths, plan.device, environ)
-    teacher = config.distill.teacher
+    teacher = None if config.has_served_teacher else config.distill.model
     if teacher == ITSELF:
         # The same model with its adapter off, or a second one.
         teacher = None if config.lora else config.model.path

@@ -41,8 +41,8 @@ KINDS: dict[str, tuple[str, str]] = {
         "rows:integer reused:boolean seconds:number",
     ),
     "teacher": (
-        "Which teacher `task: distill` learns from.",
-        "name:string digest:string",
+        "Which teacher `task: distill` learns from. `probe`: log-probabilities of one on servers.",
+        "name:string digest:string probe:array",
     ),
     "teacher_numbers": (
         "What a teacher says of the rows, kept for all runs.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -15,18 +16,29 @@ from torch import Tensor
 
 from kubetune.config.metric_names import DISTILL_MEASURES
 from kubetune.distributed.process_group import wait_for_device
-from kubetune.kernels.divergence import KeptTeacher, LocalTeacher, Teacher, linear_divergence
+from kubetune.kernels.divergence import (
+    KeptTeacher,
+    LocalTeacher,
+    Teacher,
+    likeliest_ids,
+    linear_divergence,
+)
 from kubetune.models import fsdp, quantization
 from kubetune.models.attention_hooks import packed
 from kubetune.tasks.causal_lm import CausalLM, head_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kubetune.batching.batch import Batch
     from kubetune.config.schema import DistillConfig, TrainingConfig
     from kubetune.distributed.process_group import World
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
     from kubetune.models.model_spec import ModelSpec
+
+    # What waits for the answers of servers. It gets the way to the ids that the student finds likeliest.
+    Waiting = Callable[[Callable[[], Tensor]], KeptTeacher]
 
 
 class Distill(CausalLM):
@@ -43,7 +55,7 @@ class Distill(CausalLM):
 
     def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
-        teacher = _timed_teacher(learner, batch)
+        teacher = _teacher_before(learner, batch)
         with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
             value, sums = fsdp.inside(learner.lm, _summed_loss, learner, batch, teacher, scale)
             # Inside of `packed`: recomputed activations attend once more.
@@ -60,23 +72,43 @@ def settings_of(learner: Learner) -> DistillConfig:
     return learner.distill
 
 
-def _timed_teacher(learner: Learner, batch: Batch) -> Teacher:
-    """Return what the teacher knows of the labels of a micro-batch, and count how long it took."""
+def _teacher_before(learner: Learner, batch: Batch) -> Waiting | Teacher:
+    """Return what the teacher knows of a micro-batch, or how to wait for it while servers and the model compute."""
+    served = learner.served_teacher
+    settings = settings_of(learner)
+    # Servers answer at 1.
+    temperature = 1.0 if served is None else settings.temperature
     if batch.teacher is not None:
-        return KeptTeacher(batch.teacher)
+        return KeptTeacher(batch.teacher, temperature=temperature)
     device = batch.input_ids.device
-    wait_for_device(device)
-    began = time.perf_counter()
-    teacher = teacher_of(learner, batch)
-    wait_for_device(device)
+    if served is None:
+        wait_for_device(device)
+        began = time.perf_counter()
+        teacher = teacher_of(learner, batch)
+        wait_for_device(device)
+        _count_seconds(learner, began)
+        return teacher
+    read = batch.read_by_teacher or batch
+    if settings.support == "teacher_k":
+        answer = served.ask(read, None)
+        return lambda _: KeptTeacher(answer().to(device), temperature=temperature)
+
+    def answered(likeliest: Callable[[], Tensor]) -> KeptTeacher:
+        numbers = served.ask(read, likeliest())()
+        return KeptTeacher(numbers.to(device), of_student=True, temperature=temperature)
+
+    return answered
+
+
+def _count_seconds(learner: Learner, began: float) -> None:
+    """Add what a teacher took."""
     before = learner.seconds.get("teacher_seconds", 0.0)
     learner.seconds["teacher_seconds"] = before + time.perf_counter() - began
-    return teacher
 
 
 @torch.no_grad()
-def teacher_of(learner: Learner, batch: Batch) -> Teacher:
-    """Return what the teacher knows of the labels of a micro-batch."""
+def teacher_of(learner: Learner, batch: Batch) -> LocalTeacher:
+    """Return what a teacher in memory knows of the labels of a micro-batch."""
     read = batch.read_by_teacher or batch
     teacher = learner.teacher
     if teacher is None:
@@ -111,7 +143,7 @@ def _of_labels(hidden: Tensor, batch: Batch) -> Tensor:
 
 
 def _summed_loss(
-    learner: Learner, batch: Batch, teacher: Teacher, scale: float
+    learner: Learner, batch: Batch, teacher: Waiting | Teacher, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return `scale` × the summed loss of the labels of a micro-batch, and the sums of their measures."""
     hidden = _of_labels(learner.hidden(learner, batch), batch)
@@ -120,6 +152,11 @@ def _summed_loss(
     if isinstance(teacher, LocalTeacher) and teacher.head is None:
         teacher = replace(teacher, head=head)
     settings = settings_of(learner)
+    if callable(teacher):
+        wait_for_device(hidden.device)
+        began = time.perf_counter()
+        teacher = teacher(partial(likeliest_ids, hidden, head, settings.top_k))
+        _count_seconds(learner, began)
     if batch.drawn is not None:
         # Cross-entropy would only make the model surer of what it drew.
         settings = settings.model_copy(update={"sft_weight": 0.0})

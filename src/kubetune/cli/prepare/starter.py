@@ -82,7 +82,7 @@ rewards: [exact_match]          # or numeric, contains, functions of yours
     "distill": """\
 task: distill                   # learn the probabilities of a teacher: docs/distillation.md
 distill:
-  teacher: Qwen/Qwen3-4B        # hub id, folder or run directory; of the same tokenizer
+  teacher: Qwen/Qwen3-4B        # of the same tokenizer: hub id, folder, run directory, or http://… of vLLM
   lmbda: 1.0                    # share of steps that learn from drawn answers; 0: from those of the data
   beta: 1.0                     # 0: forward divergence, 1: reverse, between: Jensen-Shannon
 # train.jsonl: {"prompt": …, "completion": …}, or conversations""",

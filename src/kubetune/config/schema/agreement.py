@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kubetune.config.gate import Condition
 from kubetune.config.schema.distill import ITSELF
-from kubetune.config.schema.reward_agreement import problems_of_rewards
+from kubetune.config.schema.reward_agreement import problems_of_rewards, timeout_problems
 from kubetune.config.schema.run_facts import RunFacts
 
 # Section, or key of a section, → the tasks that read it, for messages.
@@ -73,12 +73,20 @@ def _without_teacher(run: RunFacts) -> list[str]:
     problems = []
     if run.distill.teacher is None:
         problems.append(
-            "distill.teacher: missing; expected the model to learn from: a hub id, a folder, a run directory or self"
+            "distill.teacher: missing; expected the model to learn from: a hub id, a folder, a run directory, self, or "
+            "addresses of vLLM servers"
         )
     elif run.distill.teacher == ITSELF and run.lora is not None and run.lora.modules_to_save:
         problems.append(
             "lora.modules_to_save: such modules learn themselves, so `teacher: self` could not switch them off; leave it "
             "out, or name the model as the teacher"
+        )
+    if run.has_served_teacher:
+        problems += run.distill.problems_of_servers()
+        problems += timeout_problems("distill", run.distill.timeout_seconds, run.training)
+    elif "timeout_seconds" in run.distill.changed_keys:
+        problems.append(
+            "distill.timeout_seconds: means nothing to a teacher that the run loads itself; leave it out"
         )
     return problems
 

@@ -267,8 +267,8 @@ class KubernetesConfig(Section):
     )
     samplers: SamplersConfig | None = Field(
         None,
-        description="Pods with vLLM that draw the answers of `task: grpo` with `grpo.servers`, whose addresses are theirs. "
-        "`kind: jobset` or `job`; with `queue`, `jobset`.",
+        description="Pods with vLLM that draw the answers of `task: grpo` with `grpo.servers`, whose addresses are theirs, "
+        "or that have the model of `distill.teacher`. `kind: jobset` or `job`; with `queue`, `jobset`.",
     )
     tools_image: str | None = Field(
         None,

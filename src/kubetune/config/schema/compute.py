@@ -69,7 +69,7 @@ class PreprocessConfig(Section):
 
 
 class SamplersConfig(Section):
-    """Pods with vLLM that draw the answers of `task: grpo`, beside the trainer."""
+    """Pods with vLLM beside the trainer, which draw answers or are the teacher."""
 
     replicas: int = Field(1, ge=1, le=256, description="Servers, a pod each.")
     gpus: int = Field(

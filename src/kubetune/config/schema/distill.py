@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from string import Formatter
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kubetune.config.schema.base import Section
+from kubetune.config.schema.base import AsTuple, Section
 from kubetune.config.schema.grpo import GrpoConfig
+from kubetune.config.vllm import problems_of_addresses
 
 # The name of a teacher that is the model itself, as it was before training.
 ITSELF: Final = "self"
@@ -21,10 +22,16 @@ _OF_DRAWING: Final = ("max_completion_length", "num_generations", "generation_ba
 class DistillConfig(Section):
     """The teacher, and how far the model is from it. Names and defaults are those of TRL where it has them."""
 
-    teacher: str | None = Field(
+    teacher: Annotated[str | tuple[str, ...] | None, AsTuple] = Field(
         None,
         description="The model whose probabilities are learnt: a hub id, a folder, or a run directory, whose best "
-        "checkpoint it is; or `self`, the model before training. Its tokenizer must have the same tokens.",
+        "checkpoint it is; `self`, the model before training; or the address of a vLLM server that has it, such as "
+        "`http://10.0.0.7:8000`, or a list of addresses. Its tokenizer must have the same tokens.",
+    )
+    timeout_seconds: float = Field(
+        600.0,
+        ge=1,
+        description="The run ends if a server that is the teacher does not answer, in spite of retries, within this time.",
     )
     teacher_prompt: str | None = Field(
         None,
@@ -87,6 +94,17 @@ class DistillConfig(Section):
         return self.lmbda == 0 and self.support == "teacher_k"
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        """Return the addresses of the servers that are the teacher; none of a teacher that is a model here."""
+        names = (self.teacher or "",) if not isinstance(self.teacher, tuple) else self.teacher
+        return names if any("://" in name for name in names) else ()
+
+    @property
+    def model(self) -> str | None:
+        """Return the hub id or folder of the teacher, or `self`; None of servers, of which only addresses are known."""
+        return None if self.urls or not isinstance(self.teacher, str) else self.teacher
+
+    @property
     def drawing(self) -> GrpoConfig:
         """Return how answers are drawn, in the form that `task: grpo` has for it."""
         keys: dict[str, Any] = {key: getattr(self, key) for key in (*_OF_DRAWING, "temperature")}
@@ -109,6 +127,34 @@ class DistillConfig(Section):
                     f"found {{{field}}}; expected {{prompt}}, {{answer}} or the name of a column"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _addresses_are_some(self) -> DistillConfig:
+        problems = problems_of_addresses("teacher", self.urls)
+        if isinstance(self.teacher, tuple) and not self.urls:
+            problems.append("teacher: found a list; expected one model, or addresses of servers")
+        if self.urls and self.revision is not None:
+            problems.append(
+                "revision means nothing to a server, which has the model already; leave it out"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def problems_of_servers(self) -> list[str]:
+        """Return the settings that a teacher on servers cannot answer for, each as a problem."""
+        problems = []
+        if self.support == "all":
+            problems.append(
+                "distill.support: found all with a teacher on vLLM servers, which answer for some tokens of the vocabulary; "
+                "expected student_k, or teacher_k for servers without --enable-scale-out"
+            )
+        elif self.temperature != 1 and self.rest == "tail":
+            problems.append(
+                f"distill.temperature is {self.temperature:g} with a teacher on vLLM servers, which answer at 1, so the "
+                "probability of all other tokens is not known; expected `rest: renormalise`, or a temperature of 1"
+            )
+        return problems
 
     @model_validator(mode="after")
     def _keys_fit_the_answers(self) -> DistillConfig:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from kubetune.config.schema.base import AsTuple, Section, renamed
+from kubetune.config.vllm import problems_of_addresses
 
 if TYPE_CHECKING:
     pass
@@ -66,16 +66,7 @@ class ServersConfig(Section):
 
     @model_validator(mode="after")
     def _urls_are_addresses(self) -> ServersConfig:
-        problems = []
-        for url in self.urls:
-            if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", url):
-                problems.append(f"urls: found {url}; expected such as http://10.0.0.7:8000")
-            elif re.search(r"/v1/?$", url):
-                problems.append(
-                    f"urls: found {url}; expected it without /v1, as adapters are loaded beside it"
-                )
-        if len(set(self.urls)) < len(self.urls):
-            problems.append("urls: a server is named twice; expected each once")
+        problems = problems_of_addresses("urls", self.urls)
         if problems:
             raise ValueError("\n".join(problems))
         return self

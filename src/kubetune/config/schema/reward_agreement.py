@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kubetune.config.schema.distill import ITSELF
 from kubetune.config.schema.run_facts import RunFacts
+from kubetune.config.schema.training import TrainingConfig
 from kubetune.config.vllm import LORA_RANKS
 
 
@@ -49,16 +51,22 @@ def _problems_of_samplers(run: RunFacts) -> list[str]:
     """Return what is wrong with pods that draw answers, each as a problem."""
     kubernetes = run.kubernetes
     servers = run.grpo.servers
-    has_samplers = kubernetes is not None and kubernetes.samplers is not None
-    if not has_samplers:
+    if not run.has_samplers:
         if servers is not None and not servers.urls:
             return ["grpo.servers.urls: missing; expected addresses, or kubernetes.samplers"]
         return []
     assert kubernetes is not None
     problems = []
-    if run.task != "grpo" or servers is None:
+    if run.task == "distill":
+        if run.distill.model in (None, ITSELF):
+            problems.append(
+                "kubernetes.samplers: serve the model that distill.teacher names; expected its hub id or a folder that pods "
+                "see, or no such pods"
+            )
+    elif run.task != "grpo" or servers is None:
         problems.append(
-            "kubernetes.samplers: draw for `task: grpo` with `grpo.servers: {}`; add both, or leave the pods out"
+            "kubernetes.samplers: draw for `task: grpo` with `grpo.servers: {}`, or are the teacher of `task: distill`; "
+            "change the task, or leave the pods out"
         )
     elif servers.urls:
         problems.append(
@@ -99,9 +107,14 @@ def _problems_of_servers(run: RunFacts) -> list[str]:
             problems.append(
                 f"lora.r is {run.lora.r}; vLLM takes adapters of a rank of at most {LORA_RANKS[-1]}"
             )
-    if servers.timeout_seconds >= run.training.timeout_seconds:
-        problems.append(
-            f"grpo.servers.timeout_seconds is {servers.timeout_seconds:g}; expected less than training.timeout_seconds, "
-            f"{run.training.timeout_seconds:g}, after which ranks that wait are ended"
-        )
-    return problems
+    return problems + timeout_problems("grpo.servers", servers.timeout_seconds, run.training)
+
+
+def timeout_problems(section: str, seconds: float, training: TrainingConfig) -> list[str]:
+    """Return what is wrong with the time that servers have, which ends before that of ranks which wait."""
+    if seconds < training.timeout_seconds:
+        return []
+    return [
+        f"{section}.timeout_seconds is {seconds:g}; expected less than training.timeout_seconds, "
+        f"{training.timeout_seconds:g}, after which ranks that wait are ended"
+    ]

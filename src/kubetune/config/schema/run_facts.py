@@ -92,6 +92,16 @@ class RunFacts(RunSections):
         return self.task == "grpo" or (self.task == "distill" and self.distill.lmbda > 0)
 
     @property
+    def has_samplers(self) -> bool:
+        """True if pods with vLLM run beside the trainer."""
+        return self.kubernetes is not None and self.kubernetes.samplers is not None
+
+    @property
+    def has_served_teacher(self) -> bool:
+        """True if the teacher is asked on servers, on a cluster at least."""
+        return self.task == "distill" and (bool(self.distill.urls) or self.has_samplers)
+
+    @property
     def drawing(self) -> GrpoConfig:
         """Return how answers are drawn."""
         return self.distill.drawing if self.task == "distill" else self.grpo

@@ -84,7 +84,7 @@ def require_named_models(config: Config, environ: Mapping[str, str], *, here: bo
         if reward.is_model:
             kind = "teacher" if reward.teacher is not None else "reward_model"
             named.append(NamedModel.of_reward(reward, f"rewards[{number}].{kind}"))
-    if config.task == "distill" and config.distill.teacher != ITSELF:
+    if config.task == "distill" and config.distill.model not in (None, ITSELF):
         named.append(NamedModel.of_distillation(config.distill))
     for model in named:
         if here or Path(model.path).expanduser().is_dir():

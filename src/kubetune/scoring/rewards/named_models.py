@@ -40,8 +40,8 @@ class NamedModel:
     @classmethod
     def of_distillation(cls, distill: DistillConfig) -> NamedModel:
         """Return the teacher of `task: distill`."""
-        assert distill.teacher is not None, "the config has checked that there is a teacher"
-        return cls("distill.teacher", distill.teacher, distill.revision, is_teacher=True)
+        assert distill.model is not None, "the config has checked that there is a teacher"
+        return cls("distill.teacher", distill.model, distill.revision, is_teacher=True)
 
 
 def require_named_model(named: NamedModel, config: Config, environ: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of all answers under the model before training, which losses on pairs compare with.
+"""What another model says: the one before training, which losses on pairs compare with, or the teacher of a run.
 
 Not for the loss (tasks/preference), nor for the reference of `task: grpo` (training/rollouts). Read `attached` first.
 """

@@ -10,6 +10,7 @@ ranks, so a later start on any number of ranks does exactly the units that no pa
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 # Number of parts in which the work is written; a kill loses at most one of them.
 PARTS: Final = 128
 
+# Units that are asked for at a time, where somebody else computes them.
+ASKED_AHEAD: Final = 8
+
 
 class Unit(NamedTuple):
     """Rows that are run together."""
@@ -53,7 +57,8 @@ class Unit(NamedTuple):
 class Asked:
     """What a model is asked about each batch, and the table that keeps the answers."""
 
-    of_batch: Callable[[Learner, Batch], NDArray[Any]]  # [lines, numbers]
+    # [lines, numbers], or what waits for them while others are asked for.
+    of_batch: Callable[[Learner, Batch], NDArray[Any] | Callable[[], NDArray[Any]]]
     lines: Callable[[Rows, Ids], Ids]  # of the table, for some rows in order
     shape: Callable[[Rows], tuple[int, int]]  # of the table
     dtype: Any
@@ -167,7 +172,13 @@ def _logps(
         mine += [empty] * (most - len(mine))
 
     readers = {split: picture_reader(rows) for split, rows in splits.items()}
-    logps = []
+    logps: list[UnitLogps] = []
+    waiting: deque[tuple[Unit, Callable[[], NDArray[Any]]]] = deque()
+
+    def answered() -> None:
+        unit, wait = waiting.popleft()
+        logps.append(UnitLogps(unit.split, unit.lines, wait()))
+
     for unit in mine:
         heartbeat.beat(asked.phase)
         batch = batch_of(
@@ -177,7 +188,14 @@ def _logps(
             share_prefixes=share_prefixes,
         )
         values = asked.of_batch(learner, batch.to(world.device))
-        logps.append(UnitLogps(unit.split, unit.lines, values))
+        if not callable(values):
+            logps.append(UnitLogps(unit.split, unit.lines, values))
+            continue
+        waiting.append((unit, values))
+        if len(waiting) > ASKED_AHEAD:
+            answered()
+    while waiting:
+        answered()
 
     of_all = []
     for of_rank in process_group.gather(logps, world):

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ import torch
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import size
+from kubetune.batching.feed import batch_of
 from kubetune.config.schema.distill import ITSELF
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main, raise_first
@@ -34,12 +35,19 @@ from kubetune.scoring.rewards.model_sources import ModelSource, source_of
 from kubetune.scoring.rewards.models import load_teacher
 from kubetune.scoring.rewards.named_models import NamedModel
 from kubetune.tasks import distill
+from kubetune.training.reference import served_teacher, server_meetings
 from kubetune.training.reference.attached import Place, tables_of
 from kubetune.training.reference.scores import Asked, scores
+from kubetune.training.reference.served_teacher import ServedSource, TeacherOnServers
+from kubetune.training.rollouts.servers.vllm_client import Server
 from kubetune.training.start.rank_start import RankStart
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from kubetune.batching.batch import Batch
+    from kubetune.data.prepared.rows import Rows
+    from kubetune.training.reference.logp_tables import Tables
 
 # Raise it when the same rows would give other numbers, or when the form of the files changes.
 FORMAT: Final = 1
@@ -54,6 +62,8 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     """
     if start.model.distill.teacher == ITSELF and start.model.lora is not None:
         return learner  # with its adapter off
+    if served_teacher.addresses(start.model.distill):
+        return _with_servers(start, learner)
     source = _raised_together(start, partial(_source, start))
     tokens = _raised_together(start, partial(_compared_tokens, start, learner, source))
     learner = replace(learner, compared_tokens=tokens)
@@ -62,35 +72,113 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     if not _is_kept(start):
         return replace(learner, teacher=load())
 
-    key = _fingerprint(start, learner, source) if start.world.is_main else None
+    def ask(*args: Any, **keys: Any) -> Any:
+        return scores(load(), *args, **keys)
+
+    facts = {
+        "dtype": str(choose_dtype(source.spec.model.dtype, start.world.device)),
+        "attention": source.spec.model.attention,
+        "quantization": source.spec.quantization,
+        "temperature": start.model.distill.temperature,
+        "tokens": tokens,
+    }
+    _keep(start, source, facts, partial(_numbers, learner), ask)
+    return learner
+
+
+def _require_kept(rows: Rows, teacher: TeacherOnServers) -> None:
+    """Raise ConfigError if a server says something else of the first row than what is kept of it."""
+    first = np.zeros(1, np.int64)
+    batch = batch_of(rows, first, None, share_prefixes=False)
+    assert rows.teacher is not None, "it was kept just now"
+    kept = rows.teacher[rows.label_places(first)]
+    logps = slice(teacher.number, -1)
+    if not server_meetings.alike(teacher.ask(batch, None)()[:, logps], kept[:, logps]):
+        raise errors.ConfigError(
+            f"distill.teacher: {teacher.model} says other things of row 0 than what was kept of a teacher of that name; "
+            "give it another one, by --served-model-name of vLLM"
+        )
+
+
+class Named(Protocol):
+    """A teacher as messages and digests know it."""
+
+    @property
+    def name(self) -> str:
+        """Return what messages call it."""
+
+    @property
+    def digest(self) -> str:
+        """Return what tells it from others."""
+
+
+def _with_servers(start: RankStart, learner: Learner) -> Learner:
+    """Return the learner with a teacher on servers. Raise ConfigError, ModelError or EnvironmentFault without them."""
+    settings = start.model.distill
+    width = learner.lm.config.get_text_config().vocab_size
+    number = min(settings.top_k, width)
+    logs.STEP.info("asking the teacher on %s", ", ".join(served_teacher.addresses(settings)))
+    meet = partial(
+        server_meetings.meet, settings, number, width, _longest(start), start.data.tokenizer
+    )
+    met = on_main(meet, start.world)
+    source = ServedSource(met.model, served_teacher.addresses(settings))
+    on_main(partial(_require_same_teacher, start.run_dir, source, met.probe), start.world)
+    teacher = TeacherOnServers(
+        servers=[Server(url.rstrip("/")) for url in source.urls],
+        model=met.model,
+        most_tokens=met.most_tokens,
+        number=number,
+        width=width,
+        seconds=settings.timeout_seconds,
+        rank=start.world.rank,
+        of_student=settings.support == "student_k",
+    )
+    if _is_kept(start):
+
+        def numbers(_: Learner, batch: Batch) -> Any:
+            wait = teacher.ask(batch, None)
+            return lambda: wait().numpy()
+
+        # The model that learns is only there to be asked in units of its batches.
+        _keep(start, source, {"served": True}, numbers, partial(scores, learner))
+        on_main(partial(_require_kept, start.data.train, teacher), start.world)
+    return replace(learner, served_teacher=teacher)
+
+
+def _keep(
+    start: RankStart,
+    source: Named,
+    facts: dict[str, Any],
+    of_batch: Callable[[Learner, Batch], Any],
+    ask: Callable[..., Tables],
+) -> None:
+    """Give the rows what the teacher says of them. `facts`: what decides it besides the teacher and the rows."""
+    key = _fingerprint(start, source, facts) if start.world.is_main else None
     place = Place(start, "teacher_numbers", key, f"the teacher {source.name}")
     asked = Asked(
-        partial(_numbers, learner),
+        of_batch,
         lambda rows, ids: rows.label_places(ids),
         lambda rows: (int(rows.trained_counts.sum()), _width(start)),
         np.float32,
         place.whose,
         phase="teacher",
     )
-
-    def ask(*args: Any, **keys: Any) -> Any:
-        return scores(load(), *args, **keys)
-
     start.data.train.teacher = tables_of(place, {"train": start.data.train}, asked, ask)["train"]
-    return learner
 
 
-def _require_same_teacher(run_dir: Path, source: ModelSource) -> None:
+def _require_same_teacher(run_dir: Path, source: Named, probe: Sequence[float] = ()) -> None:
     """Note which teacher a start has. Raise ConfigError if an earlier start had another one."""
     for event in reversed(metrics.read_events(run_dir)):
         if event["event"] == "teacher":
-            if event["digest"] != source.digest:
+            is_alike = server_meetings.alike(event.get("probe", ()), probe)
+            if event["digest"] != source.digest or not is_alike:
                 raise errors.ConfigError(
-                    f"{source.key}: {source.name} is not the teacher that this run began with, {event['name']}: its weights "
-                    "or settings are others; put that one back, or choose another `output`"
+                    f"distill.teacher: {source.name} is not the teacher that this run began with, {event['name']}: its "
+                    "weights or settings are others; put that one back, or choose another `output`"
                 )
             return
-    metrics.record_event(run_dir, "teacher", name=source.name, digest=source.digest)
+    metrics.record_event(run_dir, "teacher", name=source.name, digest=source.digest, probe=[*probe])
 
 
 def _raised_together(start: RankStart, function: Any) -> Any:
@@ -143,9 +231,7 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     data = start.data
     heartbeat.beat("loading")
     logs.STEP.info("loading the teacher %s", source.name)
-    longest = data.longest
-    if start.config.draws_answers:
-        longest += start.model.grpo.max_completion_length
+    longest = _longest(start)
     reading: AbstractContextManager[None] = nullcontext()
     if fsdp.is_sharded(learner.model):
         # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.
@@ -153,6 +239,13 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
         reading = base_shards.Reader(start.world, whole).reading()
     with reading:
         return load_teacher(source, data.tokenizer, start.world.device, longest)
+
+
+def _longest(start: RankStart) -> int:
+    """Return the tokens of the longest row that the teacher reads, but for prompts of its own."""
+    if start.config.draws_answers:
+        return start.data.longest + start.model.grpo.max_completion_length
+    return start.data.longest
 
 
 def _width(start: RankStart) -> int:
@@ -186,20 +279,15 @@ def _numbers(learner: Learner, teacher: Learner, batch: Batch) -> Any:
         return kept_numbers(of_batch, batch.num_labels, settings.top_k).cpu().numpy()
 
 
-def _fingerprint(start: RankStart, learner: Learner, source: ModelSource) -> str:
+def _fingerprint(start: RankStart, source: Named, facts: dict[str, Any]) -> str:
     """Return the SHA-256 of all that decides the numbers."""
-    settings = start.model.distill
     facts = {
+        **facts,
         "format": FORMAT,
         "data": start.data.fingerprint,
         "teacher": source.digest,
-        "dtype": str(choose_dtype(source.spec.model.dtype, start.world.device)),
-        "attention": source.spec.model.attention,
-        "quantization": source.spec.quantization,
-        "temperature": settings.temperature,
-        "top_k": settings.top_k,
+        "top_k": start.model.distill.top_k,
         # A model of other outputs is compared with the teacher anew.
         "outputs": start.model.model.path,
-        "tokens": learner.compared_tokens,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

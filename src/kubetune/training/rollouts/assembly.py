@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import size
 from kubetune.batching.feed import Feed
@@ -112,7 +113,14 @@ def _shown(start: RankStart, learner: Learner, rewarding: Rewarding) -> dict[int
         return {}
     shown = teacher_prompts(rewarding.prompts, learner.distill, start.data.tokenizer)
     longest = max(map(len, shown.values()), default=0) + start.model.grpo.max_completion_length
-    check_positions((learner.teacher or learner).lm, longest)
+    served = learner.served_teacher
+    if served is None:
+        check_positions((learner.teacher or learner).lm, longest)
+    elif longest > served.most_tokens:
+        raise errors.ConfigError(
+            f"distill.teacher_prompt: the teacher reads up to {longest:,} tokens with an answer, and its servers read "
+            f"{served.most_tokens:,}; start them with --max-model-len {longest + 1}, or shorten it"
+        )
     return shown
 
 

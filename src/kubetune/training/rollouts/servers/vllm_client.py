@@ -87,11 +87,24 @@ class Server:
 
     def models(self, deadline: float) -> list[str]:
         """Return the names of the models and adapters that the server has."""
-        try:
-            listed = json.loads(self._asked("GET", "/v1/models", None, deadline))
-            return [str(model["id"]) for model in listed["data"]]
-        except (ValueError, TypeError, KeyError) as error:
-            raise ServerTrouble(f"answered no list of models ({error!r})") from None
+        return [str(card["id"]) for card in self._cards(deadline)]
+
+    def card(self, deadline: float) -> dict[str, Any]:
+        """Return what the server says of its model: `id`, and `max_model_len` if it names it."""
+        for card in self._cards(deadline):
+            # An adapter has a parent.
+            if card.get("parent") is None:
+                return card
+        raise ServerTrouble("named no model")
+
+    def _cards(self, deadline: float) -> list[dict[str, Any]]:
+        cards = self.ask("/v1/models", None, deadline).get("data")
+        if not isinstance(cards, list):
+            raise ServerTrouble("answered no list of models")
+        for card in cards:
+            if not isinstance(card, dict) or "id" not in card:
+                raise ServerTrouble(f"answered {card!r} for a model")
+        return cards
 
     def _asked(
         self,

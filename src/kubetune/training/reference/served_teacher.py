@@ -1,0 +1,183 @@
+"""A teacher that vLLM servers have: known to them at the start, and asked for each row.
+
+Nothing is learnt from half an answer: a row counts when all its labels have their numbers, and the run ends with the name
+of a server that does not answer in time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kubetune import errors
+from kubetune.batching.whole_rows import WholeRow, whole_rows
+from kubetune.rundir import heartbeat
+from kubetune.training.reference import teacher_wire
+from kubetune.training.rollouts.servers.calls import Calls, times
+from kubetune.training.rollouts.servers.connecting import SAMPLERS
+from kubetune.training.rollouts.servers.vllm_client import Server
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kubetune.batching.batch import Batch
+    from kubetune.config.schema import DistillConfig
+
+_LOOK_SECONDS: Final = 0.5
+
+Item = TypeVar("Item", bound=Any)
+Answer = TypeVar("Answer")
+
+
+def addresses(settings: DistillConfig) -> tuple[str, ...]:
+    """Return the addresses of the servers that are the teacher, from the run file or of pods; none without servers."""
+    return settings.urls or tuple(os.environ.get(SAMPLERS, "").split())
+
+
+@dataclass(frozen=True)
+class ServedSource:
+    """A teacher on servers as messages and digests know it. Which weights they have, nobody can ask them."""
+
+    model: str  # as the servers call it
+    urls: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Return what messages call it."""
+        return f"{self.model} on {', '.join(self.urls)}"
+
+    @property
+    def digest(self) -> str:
+        """Return what tells it from others."""
+        return hashlib.sha256(self.name.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a server is asked about a row."""
+
+    place: int  # of the row in its batch
+    row: WholeRow
+    ids: NDArray[Any] | None  # [labels, k] tokens that are asked for; None: the likeliest ones
+
+    @property
+    def number(self) -> int:
+        """Return what decides the server: a row has the same one in each epoch, on any number of ranks."""
+        return self.row.sample
+
+
+@dataclass(frozen=True)
+class TeacherOnServers:
+    """The teacher as the loop asks it."""
+
+    servers: Sequence[Server]
+    model: str  # as the servers call it
+    most_tokens: int  # of a row
+    number: int  # of tokens at each label
+    width: int  # of the vocabulary
+    seconds: float
+    rank: int
+    of_student: bool  # True: it is asked for the student's likeliest tokens
+    # What is under way for the micro-batches of a step: the samples of each, and what waits for their numbers.
+    _ahead: deque[tuple[tuple[int, ...], Callable[[], Tensor]]] = field(default_factory=deque)
+
+    def begin_step(self, batches: Sequence[Batch]) -> None:
+        """Ask about all micro-batches of a step, if nothing that the student computes is needed for it."""
+        self._ahead.clear()
+        for batch in batches:
+            if batch.teacher is None and not self.of_student:
+                self._ahead.append(
+                    (batch.samples, self._asked(batch.read_by_teacher or batch, None))
+                )
+
+    def ask(self, batch: Batch, ids: Tensor | None) -> Callable[[], Tensor]:
+        """Ask about all rows of a batch at the same time: see ServedTeacher."""
+        if self._ahead and self._ahead[0][0] == batch.samples:
+            return self._ahead.popleft()[1]
+        return self._asked(batch, ids)
+
+    def _asked(self, batch: Batch, ids: Tensor | None) -> Callable[[], Tensor]:
+        rows = whole_rows(batch)
+        of_rows: list[Any] = [None] * len(rows)
+        if ids is not None:
+            counts = [len(row.places) for row in rows]
+            of_rows = list(ids.cpu().split(counts))
+        questions = []
+        for place, (row, of_row) in enumerate(zip(rows, of_rows, strict=True)):
+            if row.places:
+                asked = None if of_row is None else of_row.numpy()
+                questions.append(Question(place, row, asked))
+        scores = Scores(self, questions)
+
+        def answered() -> Tensor:
+            by_place = {}
+            for question, numbers in collected(scores):
+                by_place[question.place] = numbers
+            parts = [by_place[place] for place in sorted(by_place)]
+            nothing = np.empty((0, 2 * self.number + 1), np.float32)
+            return torch.from_numpy(np.concatenate([nothing, *parts]))
+
+        return answered
+
+
+class Scores(Calls[Question, "NDArray[Any]"]):
+    """What servers are asked about the rows of a batch."""
+
+    def __init__(self, teacher: TeacherOnServers, questions: Sequence[Question]) -> None:
+        """`questions`: about rows that have labels."""
+        self._teacher = teacher
+        super().__init__(teacher.servers, teacher.seconds, questions)
+
+    def _ask(self, item: Question, server: Server, deadline: float) -> NDArray[Any]:
+        teacher = self._teacher
+        if item.ids is None:
+            return likeliest_of(
+                server, teacher.model, item.row, teacher.number, teacher.width, deadline
+            )
+        return scores_of(server, teacher.model, item.row, item.ids, deadline)
+
+    def _fault(
+        self, item: Question, server: Server, attempts: int, reason: str
+    ) -> errors.EnvironmentFault:
+        return errors.EnvironmentFault(
+            f"teacher: rank {self._teacher.rank}: server {server.url} did not answer for row {item.row.sample} within "
+            f"{self._teacher.seconds:g} s, asked {times(attempts)}: it {reason}. Start again when the server is well"
+        )
+
+
+def collected(calls: Calls[Item, Answer]) -> list[tuple[Item, Answer]]:
+    """Return all answers. Raise EnvironmentFault if a server does not answer in time; the others are asked no more."""
+    answers: list[tuple[Item, Answer]] = []
+    try:
+        while not calls.is_done:
+            heartbeat.beat("teacher")
+            answers += calls.arrived(_LOOK_SECONDS)
+    except errors.KubetuneError:
+        calls.cancel()
+        raise
+    return answers
+
+
+def likeliest_of(
+    server: Server, model: str, row: WholeRow, number: int, width: int, deadline: float
+) -> NDArray[Any]:
+    """Return what a server says of the likeliest tokens at the places of a row."""
+    request = teacher_wire.likeliest_request(model, row, number)
+    reply = server.ask(teacher_wire.COMPLETIONS, request, deadline)
+    return teacher_wire.likeliest_in(reply, row, number, width)
+
+
+def scores_of(
+    server: Server, model: str, row: WholeRow, ids: NDArray[Any], deadline: float
+) -> NDArray[Any]:
+    """Return what a server says of tokens `[labels, k]` at the places of a row."""
+    request = teacher_wire.scoring_request(model, row, ids)
+    return teacher_wire.scores_in(server.ask(teacher_wire.GENERATE, request, deadline), row, ids)
