@@ -182,6 +182,28 @@ def test_plan_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (facts["drawn_tokens"], facts["cache_bytes"], facts["hours"]) == (327_680, None, None)
 
 
+def test_plan_counts_the_servers_of_a_teacher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "x.jsonl"
+    data.write_text('{"prompt": "2 + 2 = ", "completion": "4"}\n' * 16)
+    words = ["plan", "model=org/none", f"data.train={data}", "task=distill"]
+    servers = "distill={teacher: ['http://a:1', 'http://b:1'], support: teacher_k, lmbda: 0}"
+    cli.main([*words, servers])
+    text = " ".join(capsys.readouterr().out.split())
+    expected = (
+        "teacher 2 vLLM servers, asked for 64 of its own likeliest tokens once, before the first"
+    )
+    assert expected in text
+    pods = "distill={teacher: org/large, support: student_k, top_k: 9}"
+    samplers = "kubernetes={image: registry.example/image:1, kind: jobset, samplers: {replicas: 3}}"
+    cli.main([*words, pods, samplers])
+    text = " ".join(capsys.readouterr().out.split())
+    assert (
+        "teacher 3 vLLM servers, asked for 9 of the model's likeliest tokens at each step" in text
+    )
+
+
 def test_a_prompt_is_solved_by_one_answer_that_the_first_reward_calls_right() -> None:
     rewards = (RewardConfig(name="numeric"), RewardConfig(name="json_valid", weight=0.5))
 

@@ -284,3 +284,39 @@ def test_a_server_ends_with_its_run(
 def test_pods_that_nobody_would_ask_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(message)):
         config_of(**changes)
+
+
+DISTILLING: dict[str, Any] = {
+    "task": "distill",
+    "rewards": [],
+    "grpo": {},
+    "distill": {"teacher": "org/large", "revision": "v2", "support": "student_k", "top_k": 32, "max_completion_length": 256},
+}  # fmt: skip
+
+
+def test_servers_have_the_teacher_that_the_run_asks() -> None:
+    objects = objects_of(**DISTILLING)
+    job = jobs_of(objects)["sampler"]
+    (server,) = pod_of(job)["containers"]
+    assert server["args"][:3] == ["vllm", "serve", "org/large"]
+    assert set(server["args"][5:]) == {
+        "--max-logprobs=32", "--enable-scale-out", "--max-model-len=769", "--revision=v2", "--tensor-parallel-size=4"
+    }  # fmt: skip
+    assert variables(server)["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in variables(server)
+    (trainer,) = pod_of(jobs_of(objects)["node"])["containers"]
+    assert len(variables(trainer)["KUBETUNE_SAMPLERS"].split()) == 2
+    for obj in objects:
+        assert not problems(obj, NEWEST)
+    own_prompt = {**DISTILLING["distill"], "support": "teacher_k", "teacher_prompt": "{prompt}!"}
+    (server,) = pod_of(jobs_of(objects_of(**{**DISTILLING, "distill": own_prompt}))["sampler"])[
+        "containers"
+    ]
+    assert not [word for word in server["args"] if word.startswith(("--enable", "--max-model"))]
+
+
+@pytest.mark.parametrize("teacher", ["self", "http://10.0.0.7:8000"])
+def test_pods_have_a_teacher_that_is_named(teacher: str) -> None:
+    distill = {"teacher": teacher, "support": "teacher_k", "teacher_prompt": "{prompt}!"}
+    with pytest.raises(ValidationError, match="serve the model that"):
+        config_of(**{**DISTILLING, "distill": distill})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubetune.base.humanize import duration, size
+from kubetune.base.humanize import counted, duration, size
 from kubetune.config.schema import Config, EvaluationConfig
 from kubetune.plan.cost import price_line, time_line
 from kubetune.plan.costs import Costs
@@ -29,6 +29,8 @@ def lines(
         yield from _trained_lines(Trainable(config.lora, config.sight), base, costs.weights)
     yield from _memory_lines(config.model.dtype, plan.device, costs, changes)
     yield from _time_lines(config.task, config.evaluation, config.compute.price_per_gpu_hour, costs)
+    if config.has_served_teacher:
+        yield "teacher", _teacher(config)
     if costs.drawing is not None:
         drawer = _drawer(config, costs.drawing, costs.cache_bytes)
         yield from drawing_lines(config.drawing, costs.drawing, drawer, costs.drawing_hours)
@@ -131,7 +133,22 @@ def _drawer(config: Config, drawing: Drawing, cache: int | None) -> str:
     servers = config.drawing.servers
     if servers is None or config.lora is None:
         return drawn_here(drawing, cache)
-    number = len(servers.urls)
-    if config.kubernetes is not None and config.kubernetes.samplers is not None:
-        number = config.kubernetes.samplers.replicas
+    number = _servers(config, servers.urls)
     return drawn_by_servers(drawing, number, config.lora.r, servers.lag)
+
+
+def _teacher(config: Config) -> str:
+    """Return who is the teacher of a run whose teacher is on servers."""
+    distill = config.distill
+    whose = "its own" if distill.support == "teacher_k" else "the model's"
+    text = f"{counted(_servers(config, distill.urls), 'vLLM server')}, asked for {distill.top_k} of {whose} likeliest tokens"
+    if distill.keeps_teacher:
+        return f"{text} once, before the first step"
+    return f"{text} at each step"
+
+
+def _servers(config: Config, urls: Sequence[str]) -> int:
+    """Return how many servers a run has: those of these addresses, or pods."""
+    if config.kubernetes is None or config.kubernetes.samplers is None:
+        return len(urls)
+    return config.kubernetes.samplers.replicas

@@ -169,8 +169,10 @@ def work_of(config: Config, plan: Plan, environ: Mapping[str, str]) -> RankWork:
 
 
 def _teacher(config: Config, environ: Mapping[str, str]) -> Weights | None:
-    """Return the weights of the teacher; None if they are not here."""
-    path = config.distill.teacher
+    """Return the weights of the teacher; None if they are not here, or on servers."""
+    path = config.distill.model
+    if config.has_served_teacher:
+        path = None
     return _weights_of(config.model.path if path == ITSELF else path, environ)
 
 

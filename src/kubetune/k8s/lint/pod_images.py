@@ -132,7 +132,7 @@ def check_base_image(spec: RunSpec) -> Iterator[Mistake]:
             f"{image} names its image by a tag, which may move between two starts of the run; name it by its digest, "
             f"oci://{image.host}/{image.name}@sha256:…, which kubetune push prints",
         )
-    elif spec.kubernetes.samplers is not None and not spec.mounted_base:
+    elif spec.config.grpo.servers and spec.kubernetes.samplers and not spec.mounted_base:
         yield error(
             "kubernetes.samplers",
             f"vLLM loads no {image}; set kubernetes.image_volumes, by which its pods have the image as a folder",

@@ -1,4 +1,4 @@
-"""The pods with vLLM that draw the answers of `task: grpo`, beside the trainer's.
+"""The pods with vLLM beside the trainer's: they draw the answers of `task: grpo`, or are the teacher of `task: distill`.
 
 Both groups start, stop and end together. They share the outputs volume, on which the trainer writes its adapters. Two
 nodes that train and two that draw:
@@ -13,6 +13,8 @@ them by.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from kubetune import errors
 from kubetune.config.schema.compute import SamplersConfig
@@ -161,27 +163,46 @@ def samplers_beside_job(
 
 
 def command(spec: RunSpec, samplers: SamplersConfig) -> list[str]:
-    """Return the command line of a server, which has to hold all adapters that the run loads."""
+    """Return the command line of a server."""
+    of_task = _teaching if spec.config.task == "distill" else _drawing
+    path, *words = of_task(spec)
+    if samplers.gpus > 1:
+        words.append(f"--tensor-parallel-size={samplers.gpus}")
+    return ["vllm", "serve", path, "--host=0.0.0.0", f"--port={SAMPLER_PORT}", *words]
+
+
+def _drawing(spec: RunSpec) -> Iterator[str]:
+    """Yield model and flags of a server that draws, which has to hold all adapters that the run loads."""
     config = spec.config
     model = config.model
     assert config.lora is not None, "the config's validators see to it"
-    longest = config.data.max_length + config.grpo.max_completion_length
-    path = spec.mounted_base or model.path
-    words = ["vllm", "serve", path, "--host=0.0.0.0", f"--port={SAMPLER_PORT}"]
-    words += ["--enable-lora", f"--max-lora-rank={lora_rank(config.lora.r)}", "--max-loras=2"]
-    words.append(f"--max-model-len={longest}")
+    yield spec.mounted_base or model.path
+    yield from ("--enable-lora", f"--max-lora-rank={lora_rank(config.lora.r)}", "--max-loras=2")
+    yield f"--max-model-len={config.data.max_length + config.grpo.max_completion_length}"
     if model.revision:
-        words.append(f"--revision={model.revision}")
+        yield f"--revision={model.revision}"
     if model.dtype != "auto":
-        words.append(f"--dtype={model.dtype}")
+        yield f"--dtype={model.dtype}"
     if model.trust_remote_code:
-        words.append("--trust-remote-code")
-    if samplers.gpus > 1:
-        words.append(f"--tensor-parallel-size={samplers.gpus}")
+        yield "--trust-remote-code"
     if config.grpo.temperature != 1.0:
         # Without it log-probabilities would be those before the temperature.
-        words.append("--logprobs-mode=processed_logprobs")
-    return words
+        yield "--logprobs-mode=processed_logprobs"
+
+
+def _teaching(spec: RunSpec) -> Iterator[str]:
+    """Yield model and flags of a server that is the teacher."""
+    distill = spec.config.distill
+    assert distill.model is not None, "the config's validators see to it"
+    yield distill.model
+    yield f"--max-logprobs={distill.top_k}"
+    if distill.support == "student_k":
+        yield "--enable-scale-out"
+    if distill.teacher_prompt is None:
+        # With a token that is drawn behind each row. A prompt of its own may be longer, by nobody knows how much.
+        yield f"--max-model-len={spec.config.longest_row + 1}"
+    if distill.revision:
+        yield f"--revision={distill.revision}"
 
 
 def _pod(spec: RunSpec, samplers: SamplersConfig) -> Manifest:
@@ -218,11 +239,16 @@ def _environment(spec: RunSpec) -> list[Manifest]:
     """Return the variables of a server."""
     variables = {entry["name"]: entry for entry in environment(spec)}
     ours = [
-        value("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True"),
         value("VLLM_CACHE_ROOT", f"{CACHE}/vllm"),
         value("VLLM_NO_USAGE_STATS", "1"),
     ]
-    if spec.offline:
+    if spec.config.task == "grpo":
+        ours.append(value("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True"))
+    elif spec.config.distill.support == "student_k":
+        # Only this runner scores tokens that are asked for.
+        ours.append(value("VLLM_USE_V2_MODEL_RUNNER", "1"))
+    # A teacher is fetched by its own server.
+    if spec.offline and spec.config.task == "grpo":
         ours.append(value("HF_HUB_OFFLINE", 1))
     for entry in ours:
         variables.setdefault(entry["name"], entry)
