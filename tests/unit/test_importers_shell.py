@@ -125,6 +125,19 @@ SCRIPTS = [
     "while true; do LR=3; break; LR=4; done",
     "E=; [[ -n $E ]] && LR=9 || LR=8",
     "LR=8; [ ! a = b ] && LR=9",
+    "LR=8\nE=\n[ $E != a ] && LR=9",
+    "LR=8\nE='a b'\n[ $E != c ] && LR=9",
+    "LR=\nf(){ : ${LR:=9}; }\nf",
+    "LR=8\nf(){ . ./env.sh; }\nf",
+    "LR=8\nf(){ exit 0; }\nif [ -f x ]; then f; fi",
+    "LR=8\nfor LR in 1 2; do :; done",
+    "LR=8\nselect LR in a b; do break; done",
+    "LR=8\nf(){ unset LR; }\nf\nLR=${LR:-3}",
+    'LR=8\nX=LR\nunset "$X"\nLR=${LR:-3}',
+    'f(){ unset "$1"; }\nLR=8\nf LR\nLR=${LR:-3}',
+    "LR=$((-7 / 2))",
+    "LR=$(((3 - 10) / 2))",
+    "LR=$(((3 - 10) % 4))",
 ]
 # Of these everything is certain.
 PLAIN = [
@@ -132,13 +145,13 @@ PLAIN = [
     "LR=8; LR=9",
     "A=8; LR=$A",
     "LR=8; if [ a = a ]; then LR=9; fi",
-    "f(){ LR=$1; }; f 9",
     'LR=8; [ -z "$1" ] || echo usage; f(){ if [ -z "$1" ]; then return 1; fi; }; f x',
     "set -e; set -x; trap 'echo bye' EXIT; LR=8",
     "LR=8; ( LR=9 )",
-    "LR=8; for M in a; do LR=9; done",
+    "f(){ X=$1; }; f 9; for M in a b; do Y=$M; done; LR=8",
     "shopt -s nullglob; LR=8",
     "i=0; ((i++)); LR=8",
+    'for V in A B; do unset "$V"; done; unset C\nLR=8',
 ]
 
 

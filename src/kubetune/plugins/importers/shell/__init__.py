@@ -1,12 +1,12 @@
-"""What a shell script surely does: the commands that it calls, with the values of their variables.
+"""What a script surely does: the commands that it calls, with the values of their variables.
 
 Nothing is run. The script is walked as a shell would walk it, and what only a running shell can tell is marked:
 
-    SIZE=${SIZE:-small}                       SIZE is small: a default counts where nothing sets the variable
+    SIZE=${SIZE:-small}                       SIZE is small: a default counts if nothing sets the variable
     if [ $SIZE = small ]; then LR=2e-4; fi    LR is 2e-4: both sides are known
     if [ -d data ]; then LR=3e-4; fi          LR is 2e-4 or 3e-4: words with it keep `$LR`, and `unclear` says why
     [ -d data ] && ARGS+=(--bf16)             "${ARGS[@]}" has --bf16 as a word that is not certain
-    train() { swift sft --seed $1; }          called where `train 3` stands, with 3
+    train() { LR=$1; swift sft; }             not followed: what it sets is not certain, and `swift sft` may be called
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from kubetune.plugins.importers.shell.beyond import doubts_of
 from kubetune.plugins.importers.shell.nodes import parsed
 from kubetune.plugins.importers.shell.state import Command, Script, Word
+from kubetune.plugins.importers.shell.values import Values
 from kubetune.plugins.importers.shell.walk import Walk
 
 __all__ = ["Command", "Script", "Word", "read_script"]
@@ -22,7 +23,8 @@ __all__ = ["Command", "Script", "Word", "read_script"]
 def read_script(text: str) -> Script:
     """Return the commands that a script calls, in their order."""
     tree = parsed(text)
-    walk = Walk(doubts_of(tree))
-    walk.body(tree)
-    walk.script.unclear |= walk.values.unclear
+    doubts = doubts_of(tree)
+    walk = Walk(Values(doubts))
+    walk.all(tree.named_children)
+    walk.script.unclear |= doubts.of_names | walk.values.unclear
     return walk.script

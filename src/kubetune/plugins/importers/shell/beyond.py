@@ -1,8 +1,8 @@
 """What a script does in ways that the walk does not follow, found before the walk: no such value is called certain.
 
     (( BS /= GPUS ))          BS: its value is calculated
-    printf -v LR 7            LR: it is set by name
-    while …; do N=$((N+1))    N: it may be set more than once
+    read LR                   LR: it is set by name
+    while …; do N=$((N+1))    N: loops, functions and `case` are not followed
     shopt -s nocasematch      every variable: tests mean something else
     declare -n other=LR       every variable: one has two names
 
@@ -12,31 +12,49 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from tree_sitter import Node
 
-from kubetune.plugins.importers.shell.nodes import field_of, line_of, text_of
+from kubetune.plugins.importers.shell.nodes import (
+    field_of,
+    is_calculated_test,
+    line_of,
+    text_of,
+)
 
+# Statements whose commands may be called, several times or not at all, and what they are.
+NOT_FOLLOWED: Final = {
+    "case_statement": "a `case`",
+    "for_statement": "a loop",
+    "c_style_for_statement": "a loop",
+    "while_statement": "a loop",
+    "function_definition": "a function",
+}
+# Files and commands that set up an environment, and none of a script's own variables.
+_ENVIRONMENTS: Final = ("activate", "conda", ".bashrc", ".profile", "set_env.sh", "module")
 # NAME = 1, NAME += 1, NAME[2] = 1, NAME++, ++NAME; no comparison.
 _CALCULATED: Final = re.compile(
     r"(?P<name>\$?\{?[A-Za-z_]\w*\}?)(?:\[[^]]*\])?\s*(?:=(?!=)|[-+*/%&|^]=|<<=|>>=|\+\+|--)"
     r"|(?:\+\+|--)\s*(?P<after>\$?\{?[A-Za-z_]\w*\}?)"
 )
+_DEFAULT: Final = re.compile(r"\$\{(\w+):?=.*", re.DOTALL)
+_CALCULATING: Final = ("arithmetic_expansion", "c_style_for_statement", "subscript")
 _COMPARED_AS_NUMBERS: Final = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
-_LOOPS: Final = ("while_statement", "c_style_for_statement", "for_statement")
-
-# Builtins that the walk follows. Under the name of one of them a function does something else.
-_FOLLOWED: Final = frozenset(
-    ". : [ break builtin case command continue declare echo eval exec exit export false local mapfile printf read "
-    "readonly return set shift source test true typeset unset".split()
+# Commands that set the variables that they name, and those that do with an option.
+_SETTING: Final = ("getopts", "mapfile", "read", "readarray")
+_SETTING_WITH: Final = {"printf": "-v", "wait": "-p"}
+# Commands behind which words mean something else, or other commands set what they like.
+_UNFOLLOWED: Final = ("alias", "builtin", "command", "coproc", "enable", "time")
+# Names that mean something else where a function has them.
+_BUILTINS: Final = frozenset(
+    ". : [ declare echo eval exec exit export false local printf read readonly set source test true typeset unset".split()
 )
 # Options of `shopt` that change no value and no test that the walk decides.
 _HARMLESS: Final = frozenset(
-    "checkwinsize dotglob extglob failglob globstar histappend inherit_errexit nullglob".split()
+    "checkwinsize dotglob extglob failglob globstar histappend inherit_errexit nullglob -s -u".split()
 )
 # Options of `declare` that change what is assigned.
 _CONVERTING: Final = frozenset("giluc")
@@ -54,55 +72,64 @@ class Doubts:
         return self.of_all or self.of_names.get(name, "")
 
     def add(self, name: str, why: str) -> None:
-        """Doubt a variable, or all where its name is not known."""
+        """Doubt a variable, or all if its name is not known."""
         if name.isidentifier():
             self.of_names.setdefault(name, why)
         else:
-            self.add_all(why)
-
-    def add_all(self, why: str) -> None:
-        """Doubt every variable."""
-        self.of_all = self.of_all or why
+            self.of_all = self.of_all or why
 
 
 def doubts_of(tree: Node) -> Doubts:
     """Return what is not certain in a script, wherever it stands."""
     doubts = Doubts()
-    assigned: Counter[str] = Counter()
+    assigned: dict[str, list[int]] = {}  # lines in which a variable is set
     readonly: dict[str, int] = {}
+    unsetting = 0  # the last line that unsets a variable whose name is not known
     for node in _all_below(tree):
         line = line_of(node)
         match node.type:
             case "variable_assignment":
-                assigned[field_of(node, "name")] += 1
+                assigned.setdefault(field_of(node, "name"), []).append(line)
             case "declaration_command":
                 _declared(node, doubts, readonly)
+            case "unset_command" if "$" in text_of(node) and not _is_in_function(node):
+                unsetting = max(unsetting, line)
+            case "unset_command":
+                for child in node.named_children:
+                    doubts.add(text_of(child), f"is changed by `unset` (line {line})")
             case "command":
                 _called(node, doubts)
-            case (
-                "compound_statement"
-                | "arithmetic_expansion"
-                | "c_style_for_statement"
-                | "subscript"
-            ):
-                if node.type != "compound_statement" or node.children[0].type == "((":
-                    _calculated(node, doubts)
-            case "binary_expression":
-                if field_of(node, "operator") in _COMPARED_AS_NUMBERS:
-                    _calculated(node, doubts)
-            case "function_definition":
-                if field_of(node, "name") in _FOLLOWED:
-                    doubts.add_all(f"depends on a function named as a builtin (line {line})")
-            case "file_redirect":
-                if text_of(node).startswith("{"):
-                    doubts.add_all(f"depends on a redirection that sets a variable (line {line})")
-        if node.type in _LOOPS and not _runs_as_written(node):
+            case "function_definition" if field_of(node, "name") in _BUILTINS:
+                doubts.add("", f"depends on a function named as a builtin (line {line})")
+            case "file_redirect" if text_of(node).startswith("{"):
+                doubts.add("", f"depends on a redirection that sets a variable (line {line})")
+        is_comparison = field_of(node, "operator") in _COMPARED_AS_NUMBERS
+        if is_comparison or is_calculated_test(node) or node.type in _CALCULATING:
+            _calculated(node, doubts)
+        if node.type in NOT_FOLLOWED:
+            why = f"may be set in {NOT_FOLLOWED[node.type]} (line {line}), which is not followed"
             for name in _set_within(node):
-                doubts.add(name, f"may be set more than once (line {line})")
-    for name, line in readonly.items():
-        if assigned[name] > 1:
-            doubts.add(name, f"is read-only (line {line})")
+                doubts.add(name, why)
+    for name, lines in assigned.items():
+        if name in readonly and len(lines) > 1:
+            doubts.add(name, f"is read-only (line {readonly[name]})")
+        if min(lines) < unsetting:
+            doubts.add(name, f"is perhaps changed by `unset` (line {unsetting})")
     return doubts
+
+
+def _is_in_function(node: Node) -> bool:
+    """Return True for what may run later than where it stands."""
+    around = node.parent
+    while around is not None and around.type != "function_definition":
+        around = around.parent
+    return around is not None
+
+
+def may_set_anything(program: str, text: str) -> bool:
+    """Return True for `source`, `.` and `eval`, unless the file is known to set up an environment alone."""
+    is_reading = program in ("source", ".", "eval")
+    return is_reading and not any(name in text for name in _ENVIRONMENTS)
 
 
 def _all_below(node: Node) -> Iterator[Node]:
@@ -114,17 +141,18 @@ def _all_below(node: Node) -> Iterator[Node]:
         waiting += node.named_children
 
 
-def _runs_as_written(loop: Node) -> bool:
-    """Return True for a `for` over words, which the walk follows; `select` is none."""
-    return loop.type == "for_statement" and loop.children[0].type == "for"
-
-
-def _set_within(loop: Node) -> Iterator[str]:
-    """Yield the variables that a loop sets."""
-    yield field_of(loop, "variable")
-    for node in _all_below(loop):
+def _set_within(outer: Node) -> Iterator[str]:
+    """Yield the variables that a statement sets; an empty name stands for all."""
+    if outer.type == "for_statement":
+        yield field_of(outer, "variable")
+    for node in _all_below(outer):
+        default = _DEFAULT.fullmatch(text_of(node))
         if node.type == "variable_assignment":
-            yield field_of(node, "name")
+            yield field_of(node, "name").partition("[")[0]
+        elif node.type == "expansion" and default:
+            yield default[1]
+        elif node.type == "command" and may_set_anything(field_of(node, "name"), text_of(node)):
+            yield ""
 
 
 def _calculated(node: Node, doubts: Doubts) -> None:
@@ -137,21 +165,23 @@ def _calculated(node: Node, doubts: Doubts) -> None:
 def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
     """Doubt what a declaration names in a way that is not followed."""
     line = line_of(node)
-    options = "".join(text_of(child) for child in node.named_children if child.type == "word")
+    options = ""
     names = []
     for child in node.named_children:
         text = text_of(child)
         if child.type in ("variable_name", "variable_assignment"):
             names.append(text.partition("=")[0].rstrip("+").partition("[")[0])
+        elif child.type == "word" and text.startswith("-"):
+            options += text
         elif child.type != "word" or "=" in text or "$" in text:
             # declare "$NAME=value"
-            doubts.add_all(f"may be set by a declaration (line {line})")
-    if "-" in options and "n" in options:
-        doubts.add_all(f"may have another name (line {line})")
+            doubts.add("", f"may be set by a declaration (line {line})")
+    if "n" in options:
+        doubts.add("", f"may have another name (line {line})")
     for name in names:
-        if "-" in options and _CONVERTING & set(options):
+        if _CONVERTING & set(options):
             doubts.add(name, f"is declared with {options} (line {line})")
-        if node.children[0].type == "readonly" or ("-" in options and "r" in options):
+        if node.children[0].type == "readonly" or "r" in options:
             readonly[name] = line
 
 
@@ -160,33 +190,17 @@ def _called(node: Node, doubts: Doubts) -> None:
     line = line_of(node)
     words = [text_of(child).strip("\"'") for child in node.named_children]
     program, arguments = words[0], words[1:]
-    why = f"is set by `{program}` (line {line})"
-    match program:
-        case "let":
-            _calculated(node, doubts)
-        case "getopts":
-            for name in (*arguments[1:2], "OPTARG", "OPTIND"):
-                doubts.add(name, why)
-        case "readarray" | "mapfile":
-            for name in [word for word in arguments if not word.startswith("-")][-1:]:
-                doubts.add(name, why)
-        case "printf" if "-v" in arguments[:1]:
-            doubts.add(arguments[1] if len(arguments) > 1 else "", why)
-        case "wait" if "-p" in arguments:
-            doubts.add(arguments[-1], why)
-        case "time" | "coproc":
-            doubts.add_all(f"may be set behind `{program}` (line {line})")
-        case "alias" | "enable":
-            doubts.add_all(f"depends on `{program}`, which changes what words mean (line {line})")
-        case "builtin" | "command":
-            inner = next((word for word in arguments if not word.startswith("-")), "")
-            asks = program == "command" and arguments[:1] and arguments[0] in ("-v", "-V")
-            if inner in _FOLLOWED and not asks:
-                doubts.add_all(f"may be set by `{program} {inner}` (line {line})")
-        case "shopt":
-            changed = {word for word in arguments if not word.startswith("-")}
-            if changed - _HARMLESS and arguments[:1] in (["-s"], ["-u"]):
-                doubts.add_all(f"depends on `{' '.join(words)}` (line {line})")
-        case "trap":
-            if {"DEBUG", "ERR", "RETURN"} & set(arguments[1:]):
-                doubts.add_all(f"may be set by a trap (line {line})")
+    if program == "let":
+        _calculated(node, doubts)
+    if program in _SETTING or _SETTING_WITH.get(program) in arguments:
+        for name in arguments:
+            if name.isidentifier() or name.startswith("$"):
+                doubts.add(name, f"is set by `{program}` (line {line})")
+    asks = program == "command" and arguments[:1] in (["-v"], ["-V"])
+    changes = (
+        (program in _UNFOLLOWED and not asks)
+        or (program == "shopt" and not set(arguments) <= _HARMLESS)
+        or (program == "trap" and not {"DEBUG", "ERR", "RETURN"}.isdisjoint(arguments))
+    )
+    if changes:
+        doubts.add("", f"may be set otherwise by `{' '.join(words)}` (line {line})")

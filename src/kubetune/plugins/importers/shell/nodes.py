@@ -17,6 +17,11 @@ def is_known(text: str) -> bool:
     return "$" not in text and "`" not in text
 
 
+def is_calculated_test(node: Node) -> bool:
+    """Return True for (( … ))."""
+    return node.type == "compound_statement" and node.children[0].type == "(("
+
+
 def text_of(node: Node) -> str:
     """Return the source of a node."""
     return (node.text or b"").decode()

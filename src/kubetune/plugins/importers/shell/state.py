@@ -53,11 +53,11 @@ class ShellState:
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)  # where each was set last
     exported: frozenset[str] = frozenset()
-    ended_by: str = ""  # exit or return, behind which nothing is called
+    has_ended: bool = False  # behind an exit nothing is called
 
     def copy(self) -> ShellState:
         """Return a state that a branch may change."""
-        return ShellState(dict(self.values), dict(self.lines), self.exported, self.ended_by)
+        return ShellState(dict(self.values), dict(self.lines), self.exported, self.has_ended)
 
 
 def merged(before: ShellState, ends: Sequence[ShellState]) -> ShellState:
@@ -71,7 +71,7 @@ def merged(before: ShellState, ends: Sequence[ShellState]) -> ShellState:
       A=9; exit
     fi
     """
-    alive = [state for state in ends if not state.ended_by]
+    alive = [state for state in ends if not state.has_ended]
     if not alive:
         return ends[0]
     result = before.copy()
@@ -128,13 +128,17 @@ def _words_of_any(lists: Sequence[tuple[Word, ...]], why: str) -> tuple[Word, ..
         same += 1
     result = list(lists[0][:same])
     for rest in dict.fromkeys(words[same:] for words in lists):
-        result += doubted(rest, why)
+        result += [Word(word.text, word.why or why) for word in rest]
     return tuple(result)
 
 
-def doubted(words: Sequence[Word], why: str) -> tuple[Word, ...]:
-    """Return words that may not be there."""
-    return tuple(Word(word.text, word.why or why) for word in words)
+def doubted(value: Value, why: str) -> Value:
+    """Return a value that may be another one, and words that may not be there."""
+    if isinstance(value, str):
+        return Alternatives((value,), why)
+    if isinstance(value, tuple):
+        return tuple(Word(word.text, word.why or why) for word in value)
+    return value
 
 
 def added(earlier: Value, value: Value) -> Value:

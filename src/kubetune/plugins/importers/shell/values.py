@@ -22,15 +22,11 @@ _NUMBER: Final = re.compile(r"-?[\d.]+(e-?\d+)?")
 class Values:
     """Fills in what is known at one place of a script after another."""
 
-    def __init__(self, state: ShellState) -> None:
-        self.state = state
-        self.doubts = Doubts()
+    def __init__(self, doubts: Doubts) -> None:
+        # The home folder has one name in any shell.
+        self.state = ShellState({"HOME": "~"})
+        self.doubts = doubts
         self.unclear: dict[str, str] = {}  # why a variable that stays as `$NAME` is not known
-        self.line_of_text = 0  # of `eval TEXT`, while that text is walked
-
-    def line_of(self, node: Node) -> int:
-        """Return the line of the script in which a node begins."""
-        return self.line_of_text or line_of(node)
 
     def get(self, name: str) -> Value | None:
         """Return the value of a variable, or None if nothing sets it."""
@@ -39,18 +35,10 @@ class Values:
     def set(self, name: str, value: Value, node: Node) -> None:
         """Set a variable. One of which the script does more than is followed is not certain."""
         why = self.doubts.of(name)
-        if why and isinstance(value, tuple):
+        if why:
             value = doubted(value, why)
-        elif isinstance(value, str) and why:
-            value = Alternatives((value,), why)
         self.state.values[name] = value
-        self.state.lines[name] = self.line_of(node)
-
-    def restore(self, name: str, before: ShellState) -> None:
-        """Give a variable the value that it had."""
-        self.state.values.pop(name, None)
-        if name in before.values:
-            self.state.values[name] = before.values[name]
+        self.state.lines[name] = line_of(node)
 
     def words(self, nodes: Sequence[Node]) -> list[Word]:
         """Return the words that nodes stand for; an array stands for many."""
@@ -90,12 +78,6 @@ class Values:
         if node.type in ("simple_expansion", "expansion") and is_known(text):
             return [Word(word) for word in text.split()]
         return [Word(text)]
-
-    def pattern(self, node: Node) -> str:
-        """Return a pattern of `case` or `[[ … ]]`."""
-        if node.type in ("extglob_pattern", "regex"):
-            return text_of(node)
-        return self.text(node)
 
     def text(self, node: Node) -> str:
         """Return what a node stands for, with `$…` in it where that is not known."""

@@ -1,23 +1,32 @@
-"""The walk through a script: statements, branches and loops."""
+"""The walk through a script: assignments, commands and branches."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from tree_sitter import Node
 
-from kubetune.plugins.importers.shell.assignments import assign, declare, unset
-from kubetune.plugins.importers.shell.beyond import Doubts
-from kubetune.plugins.importers.shell.calls import Calls
-from kubetune.plugins.importers.shell.comparisons import fits_pattern, negated, tested
-from kubetune.plugins.importers.shell.nodes import field_of, first_line_of, is_known
-from kubetune.plugins.importers.shell.state import Alternatives, Script, ShellState, merged
+from kubetune.plugins.importers.shell.beyond import NOT_FOLLOWED, may_set_anything
+from kubetune.plugins.importers.shell.comparisons import negated, tested
+from kubetune.plugins.importers.shell.nodes import field_of, first_line_of, line_of, text_of
+from kubetune.plugins.importers.shell.state import (
+    Alternatives,
+    Command,
+    Script,
+    Value,
+    Word,
+    added,
+    doubted,
+    merged,
+)
 from kubetune.plugins.importers.shell.values import Values
 
+_MOST_COMMANDS: Final = 10_000
+_QUIET_COMMANDS: Final = ("echo", "printf", "set", "trap", "shift", "wait")
 # Commands before `&&` that ask something; others prepare what follows them.
 _QUESTIONS: Final = ("test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
-_LEAVING: Final = ("break", "continue")
 _SILENT: Final = ("comment", "test_command", "heredoc_body", "file_redirect", "word")
 # A condition that is not known, and the walk of what depends on it.
 Branch = tuple[str, Callable[[], None]]
@@ -26,25 +35,17 @@ Clause = tuple[list[Node], list[Node]]
 
 
 class Walk:
-    """A walk through one script.
+    """A walk through one script, in the order in which a shell runs its statements.
 
-    It goes through the statements in the order in which a shell runs them. `values` says what is known of the variables
-    at the present place, and `calls` keeps the commands that are met. A branch of which nobody knows whether it is taken
-    is walked through with a copy of the variables, and what the copies say is merged behind it.
+    A branch of which nobody knows whether it is taken is walked through with a copy of the variables, and what the
+    copies say is merged behind it. Loops, functions and `case` are not followed: their commands count as such that may
+    be called, and what they set was doubted before (`beyond`).
     """
 
-    def __init__(self, doubts: Doubts) -> None:
+    def __init__(self, values: Values) -> None:
         self.script = Script()
-        # The home folder has one name in any shell.
-        self.values = Values(ShellState({"HOME": "~"}))
-        self.values.doubts = doubts
-        # States in which a branch has left a function or a loop that goes on elsewhere.
-        self.left: list[ShellState] = []
-        self.calls = Calls(self.script, self.values, self.function_body)
-
-    def body(self, node: Node) -> None:
-        """Walk through the statements within a node."""
-        self.all(node.named_children)
+        self.values = values
+        self.conditions: list[str] = []  # around the present place, not known
 
     def all(self, nodes: Sequence[Node]) -> None:
         """Walk through statements."""
@@ -53,102 +54,134 @@ class Walk:
 
     def statement(self, node: Node) -> None:
         """Walk through one statement, unless an `exit` stands before it."""
-        if self.values.state.ended_by:
+        if self.values.state.has_ended:
             return
         behind = node.next_sibling
-        if behind is not None and behind.type == "&":
-            # Another process, which sets nothing here.
-            before = self.values.state.copy()
+        is_background = behind is not None and behind.type == "&"
+        if is_background or node.type in ("subshell", "pipeline") or node.type in NOT_FOLLOWED:
+            self.elsewhere(node)
+        else:
             self.statement_itself(node)
-            self.values.state = before
-            return
-        self.statement_itself(node)
+
+    def elsewhere(self, node: Node) -> None:
+        """Walk through what sets no variable for what follows, or none that is followed."""
+        before = self.values.state.copy()
+        if node.type in NOT_FOLLOWED:
+            self.conditions.append(f"{NOT_FOLLOWED[node.type]} calls it (line {line_of(node)})")
+            self.all(node.named_children)
+            self.conditions.pop()
+        else:
+            self.statement_itself(node)
+        self.values.state = before
 
     def statement_itself(self, node: Node) -> None:
         """Walk through one statement."""
         match node.type:
             case "command":
-                self.calls.command(node)
+                self.command(node)
             case "variable_assignment":
-                assign(node, self.values)
+                self.assign(node)
             case "declaration_command":
-                declare(node, self.values, self.calls.outside)
-            case "unset_command":
-                for name in unset(node, self.values):
-                    self.calls.functions.pop(name, None)
+                self.declare(node)
             case "if_statement":
                 self.if_statement(node)
-            case "case_statement":
-                self.case_statement(node)
             case "list":
                 self.truth_of_list(node)
-            case "function_definition":
-                self.calls.define(field_of(node, "name"), node)
-            case "for_statement":
-                self.for_statement(node)
-            case "while_statement":
-                self.while_statement(node)
-            case "c_style_for_statement":
-                self.perhaps(node)
-            case "subshell" | "pipeline":
-                self.subshell(node)
             case "ERROR":
                 why = "cannot be read as bash, so what it does is not known"
-                self.script.unread[self.values.line_of(node)] = why
+                self.script.unread[line_of(node)] = why
             case other if other not in _SILENT:
                 # Groups, and commands with redirections.
-                self.body(node)
+                self.all(node.named_children)
 
-    def subshell(self, node: Node) -> None:
-        """Walk through ( … ) or A | B; what they set is gone behind them."""
+    def assign(self, node: Node) -> None:
+        """Follow NAME=value, NAME+=value, NAME=( … ) and NAME+=( … )."""
+        name = field_of(node, "name")
+        if not name.isidentifier():
+            return  # one item of an array
+        source = node.child_by_field_name("value")
+        value: Value = ""
+        if source is not None and source.type == "array":
+            value = tuple(self.values.words(source.named_children))
+        elif source is not None:
+            value = self.values.text(source)
+        if any(child.type == "+=" for child in node.children):
+            value = added(self.values.get(name) or "", value)
+        self.values.set(name, value, node)
+
+    def declare(self, node: Node) -> None:
+        """Follow `export`, `declare` and `readonly`."""
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                self.assign(child)
+            if node.children[0].type == "export":
+                self.values.state.exported |= {text_of(child).partition("=")[0]}
+
+    def command(self, node: Node) -> None:
+        """Follow one command: a program that is kept, `exit`, or what may set any variable."""
+        nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
         before = self.values.state.copy()
-        self.body(node)
-        self.values.state = before
+        words = self.values.words(nodes)
+        texts = [word.text for word in words]
+        # NAME=value before a program is its environment.
+        while texts and re.match(r"\w+=", texts[0]):
+            self.values.state = before
+            del texts[0]
+        program = texts[0] if texts else ""
+        line = line_of(node)
+        if program == "exit":
+            self.values.state.has_ended = True
+        elif program == "exec":
+            self.keep(line, words[1:])
+            self.values.state.has_ended = True
+        elif program in ("source", ".", "eval"):
+            self.script.unread[line] = f"{program}: what it sets is not known"
+            if may_set_anything(program, " ".join(texts[1:])):
+                self.doubt_all(f"`{program}` may set anew (line {line})")
+        elif program and program not in _QUIET_COMMANDS:
+            self.keep(line, words)
 
-    def function_body(self, node: Node) -> None:
-        """Walk through a function. Behind it the variables are as one of its ends leaves them."""
-        self.until_left(node, ("return",))
+    def keep(self, line: int, words: Sequence[Word]) -> None:
+        """Keep a program that the script calls."""
+        if len(self.script.commands) >= _MOST_COMMANDS:
+            return
+        exported = {}
+        for name in sorted(self.values.state.exported):
+            value = self.values.get(name)
+            if isinstance(value, Alternatives):
+                value = self.values.left_open(name, value.why)
+            if isinstance(value, str):
+                exported[name] = value
+        condition = ""
+        for around in self.conditions:
+            condition = around or condition
+        self.script.commands.append(Command(line, tuple(words), exported, condition))
 
-    def until_left(self, node: Node, ways: Sequence[str]) -> None:
-        """Walk through statements that may be left early, by `return`, or by `break` or `continue`."""
-        before = self.values.state.copy()
-        outside, self.left = self.left, []
-        self.body(node)
-        ends = [self.values.state]
-        for state in self.left:
-            if state.ended_by in ways:
-                ends.append(state)
-            else:
-                outside.append(state)
-        self.left = outside
-        for state in ends:
-            if state.ended_by in ways:
-                state.ended_by = ""
-        self.values.state = merged(before, ends) if len(ends) > 1 else ends[0]
+    def doubt_all(self, why: str) -> None:
+        """Take variables for not certain behind what may set any of them anew."""
+        # HOME is no variable that the script sets in a line.
+        values = self.values.state.values
+        for name in self.values.state.lines.keys() & values.keys():
+            values[name] = doubted(values[name], why)
 
     def branches(self, branches: Sequence[Branch]) -> None:
         """Walk through branches, of which the script takes one.
 
-        The condition of a branch that is certain to be walked through, such as the statements behind a loop, is empty:
-        commands in it are called for certain.
+        The condition of a branch that is certain to be walked through, such as the statement behind `cd work &&`, is
+        empty: commands in it are called for certain.
         """
         before = self.values.state
         ends = []
         for condition, walk in branches:
             self.values.state = before.copy()
-            self.calls.conditions.append(condition)
+            self.conditions.append(condition)
             walk()
-            self.calls.conditions.pop()
+            self.conditions.pop()
             ends.append(self.values.state)
-        self.left += [state for state in ends if state.ended_by not in ("", "exit")]
         self.values.state = merged(before, ends)
 
-    def perhaps(self, node: Node) -> None:
-        """Walk through statements that may be left out."""
-        self.branches([(first_line_of(node), lambda: self.body(node)), _NOTHING])
-
     def if_statement(self, node: Node) -> None:
-        """Walk through `if`, `elif` and `else`: the branch that is taken, or all of them where that is not known."""
+        """Walk through `if`, `elif` and `else`: the branch that is taken, or all of them if that is not known."""
         clauses = [_clause(node)]
         for child in node.named_children:
             if child.type == "elif_clause":
@@ -182,71 +215,8 @@ class Walk:
             others = (f"not {shown}", lambda: self.first_of(clauses[1:]))
             self.branches([taken, others])
 
-    def case_statement(self, node: Node) -> None:
-        """Walk through `case`: the first branch whose pattern fits, or all where the value is not known."""
-        value = "".join(map(self.values.text, node.children_by_field_name("value")))
-        branches: list[Branch] = []
-        has_default = False
-        for item in node.named_children:
-            if item.type != "case_item":
-                continue
-            pattern_nodes = item.children_by_field_name("value")
-            patterns = [self.values.pattern(child) for child in pattern_nodes]
-            has_default = has_default or "*" in patterns
-            walk = self.walk_behind(item, pattern_nodes)
-            fits = [fits_pattern(value, pattern) for pattern in patterns]
-            if True in fits and not branches:
-                walk()
-                return
-            if True in fits or None in fits:
-                branches.append((f"case {value} in {'|'.join(patterns)}", walk))
-            if True in fits:
-                has_default = True
-                break
-        if branches and not has_default:
-            branches.append(_NOTHING)
-        if branches:
-            self.branches(branches)
-
-    def walk_behind(self, item: Node, patterns: Sequence[Node]) -> Callable[[], None]:
-        """Return the walk of a branch of `case`."""
-        statements = [child for child in item.named_children if child not in patterns]
-        return lambda: self.all(statements)
-
-    def for_statement(self, node: Node) -> None:
-        """Walk once through a loop; its variable is known if it has one value."""
-        name = field_of(node, "variable")
-        body = node.child_by_field_name("body")
-        if body is None:
-            return
-        words = self.values.words(node.children_by_field_name("value"))
-        texts = tuple(word.text for word in words)
-        if len(texts) == 1 and is_known(texts[0]):
-            self.values.set(name, texts[0], node)
-            self.until_left(body, _LEAVING)
-            return
-        why = f"has several values (line {self.values.line_of(node)})"
-        self.values.set(name, Alternatives(texts, why), node)
-        # What it calls is called for certain, and what it sets may be set more than once.
-        self.branches([_NOTHING, ("", lambda: self.until_left(body, _LEAVING))])
-
-    def while_statement(self, node: Node) -> None:
-        """Walk once through a loop, which may be left out unless its condition is `true`."""
-        body = node.child_by_field_name("body")
-        condition = node.child_by_field_name("condition")
-        if body is None or condition is None:
-            return
-        holds = self.truth(condition)
-        if node.children[0].type == "until":
-            holds = negated(holds)
-        if holds:
-            self.until_left(body, _LEAVING)
-        elif holds is None:
-            shown = first_line_of(body)
-            self.branches([(shown, lambda: self.until_left(body, _LEAVING)), _NOTHING])
-
     def truth(self, node: Node) -> bool | None:
-        """Walk through a condition, and return whether it holds; None where that is not known."""
+        """Walk through a condition, and return whether it holds; None if that is not known."""
         if node.type == "list":
             return self.truth_of_list(node)
         if node.type == "negated_command":
@@ -271,7 +241,7 @@ class Walk:
         right = node.named_children[-1]
         is_and = any(child.type == "&&" for child in node.children)
         holds = self.truth(left)
-        if self.values.state.ended_by:
+        if self.values.state.has_ended:
             return None
         if holds is not None and holds != is_and:
             return holds
@@ -284,7 +254,7 @@ class Walk:
             condition = f"not {condition}"
         elif left.type == "command" and program not in _QUESTIONS:
             condition = ""
-        self.branches([(condition, lambda: self.statement(right)), _NOTHING])
+        self.branches([(condition, lambda: self.statement(right)), ("", lambda: None)])
         return None
 
 
@@ -299,10 +269,3 @@ def _clause(node: Node) -> Clause:
         elif child.is_named and child.type not in ("elif_clause", "else_clause"):
             part.append(child)
     return conditions, statements
-
-
-def _nothing() -> None:
-    """Walk through no statement."""
-
-
-_NOTHING: Final[Branch] = ("", _nothing)
