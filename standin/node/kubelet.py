@@ -75,16 +75,21 @@ class Kubelet:
                 play(self.store, pod)
             elif uid not in self._workers and pod["spec"].get("nodeName") and not finished(pod):
                 self._workers[uid] = PodWorker(self, pod)
-            # Each time, since a second deletion may shorten the grace period.
-            if (
-                uid in self._workers
-                and terminating(pod)
-                and not self._faults.holds(self.store, pod)
-            ):
-                self._workers[uid].stop(pod["metadata"]["deletionGracePeriodSeconds"])
+            if uid in self._workers:
+                self._serve(self._workers[uid], pod)
         for uid, worker in list(self._workers.items()):
             if uid not in live:
                 worker.stop(0)
                 if worker.task.done():
                     del self._workers[uid]
                     shutil.rmtree(worker.folder, ignore_errors=True)
+
+    def _serve(self, worker: PodWorker, pod: Object) -> None:
+        """Hear of a pod and end it where it is deleted, unless its host is cut off."""
+        if self._faults.holds(self.store, pod):
+            worker.lose_contact()
+            return
+        worker.regain_contact()
+        # Each time, since a second deletion may shorten the grace period.
+        if terminating(pod):
+            worker.stop(pod["metadata"]["deletionGracePeriodSeconds"])

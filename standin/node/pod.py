@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import signal
 import sys
 import traceback
@@ -45,6 +46,8 @@ class PodWorker:
         self.kubelet = kubelet
         self.store = kubelet.store
         self.pod = pod
+        self._stored = pod  # as the API server has it
+        self._is_heard = True  # by the API server
         self.spec = pod["spec"]
         self.namespace = namespace_of(pod)
         self.name = name_of(pod)
@@ -192,8 +195,38 @@ class PodWorker:
                 self._sandbox.kill()
             await self._sandbox.wait()
         tear_down_volumes(self.folder)
-        if terminating(self.pod):
+        if self._is_heard and terminating(self.pod):
             self.store.delete(self.pod, grace_seconds=0)
+
+    # -- a host that is cut off
+    def lose_contact(self) -> None:
+        """Go on with a status that nobody hears of, as on a host that is cut off."""
+        if not self._is_heard:
+            return
+        self._is_heard = False
+        self._take(copy.deepcopy(self.pod["status"]))
+
+    def regain_contact(self) -> None:
+        """Report what has become of the pod meanwhile."""
+        if self._is_heard:
+            return
+        self._is_heard = True
+        self._take(self.pod["status"])
+        self.store.touch(self.pod)
+        if self.task.done() and terminating(self.pod):
+            self.store.delete(self.pod, grace_seconds=0)
+
+    def _take(self, status: Object) -> None:
+        """Write to this status from now on: that of the stored pod, or one of our own."""
+        pod = self._stored
+        if self._is_heard:
+            pod["status"] = status
+            self.pod = pod
+        else:
+            self.pod = {**pod, "status": status}
+        entries = status.get("initContainerStatuses", []) + status["containerStatuses"]
+        for entry in entries:
+            self.containers[entry["name"]].status = entry
 
     # -- end
     @property

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from standin.state.objects import name_of
 from tests.cluster.operation import Desk, slow, write_progress
 from tests.cluster.test_operate import bound
+from tests.ranks import wait_until
 
 COUNT = """
 n=0; trap 'exit 143' TERM
@@ -17,6 +19,7 @@ while [ ! -e /outputs/end ]; do n=$((n+1)); echo line $n; sleep 0.01; done
 echo last $n
 """
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
+TRAINERS = "app.kubernetes.io/component=trainer"
 LOG, MADE = "get pods/log", "patch pods"
 
 
@@ -251,3 +254,47 @@ def test_a_lost_host_is_named_with_the_way_out(
         "application/merge-patch+json",
     )
     desk.cluster.wait_gone("Pod", pods[1]["metadata"]["name"])
+
+
+def test_who_stops_or_deletes_a_run_hears_of_a_lost_host(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pod stays, whatever its processes do; all others save and go."""
+    for name, value in (
+        ("stopping.MARGIN_SECONDS", -4.0),
+        ("stopping._HOSTS_SECONDS", 0.0),
+        ("log_follow._LOOK_SECONDS", 0.2),
+    ):
+        monkeypatch.setattr(f"kubetune.k8s.cluster.{name}", value)
+    script = "trap 'echo saved step 7; exit 143' TERM; echo up; while :; do sleep 0.02; done"
+    desk.submit_script(script, kubernetes__spread="required")
+    first, second = sorted(desk.cluster.wait_ready("fit", pods=2), key=name_of)
+    lost = second["spec"]["nodeName"]
+    desk.cluster.cut_host(lost)
+    for verb in (["stop"], ["delete", "--yes"]):
+        done = desk.quick(*verb, "fit", "-n", desk.cluster.namespace, code=3)
+        assert (
+            f"{name_of(second)} did not go within 2.0 s; host {lost} is lost since" in done.stderr
+        )
+        assert f"kubectl delete node {lost}" in done.stderr
+        if verb == ["stop"]:
+            assert "node 0: saved step 7" in done.stdout
+            desk.cluster.wait_gone("Pod", name_of(first))
+    desk.cluster.clear_faults()
+    desk.cluster.wait_gone("Pod", name_of(second))
+
+
+def test_a_host_that_is_cut_off_reports_nothing_until_it_is_back(desk: Desk) -> None:
+    desk.submit_script(
+        "until test -e /outputs/go; do sleep 0.02; done; touch /outputs/went; exit 7",
+        compute__nodes=1,
+    )
+    (pod,) = desk.cluster.wait_ready("fit")
+    desk.cluster.cut_host(pod["spec"]["nodeName"])
+    outputs = desk.cluster.claim_folder("fit-outputs")
+    (outputs / "go").touch()
+    wait_until((outputs / "went").exists)
+    (listed,) = desk.cluster.find("Pod", TRAINERS)
+    assert listed["status"]["phase"] == "Running"
+    desk.cluster.clear_faults()
+    desk.cluster.wait_gone("Pod", name_of(pod))
