@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import shell_word, visible
 from kubetune.cli.remote.run_on_cluster import add_run, find, message_on_leaving
-from kubetune.errors import OK, ConfigError
+from kubetune.errors import OK, ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
+    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.cluster.log_follow import LogFollower
+    from kubetune.k8s.manifests.run_spec import RunSpec
     from kubetune.rundir.exit_status import ExitStatus
 
 
@@ -35,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.cluster.cluster_runs import trainer_pods
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
     from kubetune.k8s.cluster.pods import has_ended
-    from kubetune.k8s.cluster.stopping import stop, wait_gone
+    from kubetune.k8s.cluster.stopping import Departure, stop
     from kubetune.k8s.cluster.termination import left_progress, note_progress
 
     # The last line that each node printed.
@@ -60,9 +63,19 @@ def run(args: argparse.Namespace) -> int:
         print(f"kubetune: {spec.name} was asked to save and stop")
         return OK
 
+    departure = Departure(cluster, spec)
     follower = LogFollower(
-        cluster, spec, remember, wanted=lambda pod: pod["metadata"]["uid"] not in earlier
+        cluster,
+        spec,
+        remember,
+        wanted=lambda pod: pod["metadata"]["uid"] not in earlier,
+        check=departure.look_at_all,
     )
+
+    def show_last() -> None:
+        for node, text in sorted(last.items()):
+            print(f"node {node}: {text}", flush=True)
+
     # Pods may save and be gone before the next request, and their logs with them.
     with follower.opened():
         with message_on_leaving(uncertain):
@@ -72,18 +85,32 @@ def run(args: argparse.Namespace) -> int:
         ):
             if progress:
                 note_progress(cluster, spec, progress)
-            follower.read_to_end()
-            wait_gone(cluster, spec)
+            try:
+                _wait_until_gone(cluster, spec, follower)
+            except EnvironmentFault:
+                show_last()
+                raise
     # The pods may have written newer progress when they ended.
     newest = left_progress(follower.pods_seen())
     if newest:
         note_progress(cluster, spec, newest)
-    for node, text in sorted(last.items()):
-        print(f"node {node}: {text}")
+    show_last()
     print(
         f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}"
     )
     return OK
+
+
+def _wait_until_gone(cluster: Cluster, spec: RunSpec, follower: LogFollower) -> None:
+    """Read all logs and wait until no pod is left. Raise EnvironmentFault where one stays."""
+    from kubetune.k8s.cluster.log_follow import UnreadableLog
+    from kubetune.k8s.cluster.stopping import wait_gone
+
+    try:
+        follower.read_to_end()
+    except UnreadableLog as error:
+        cluster.tell_once(str(error))
+    wait_gone(cluster, spec)
 
 
 def _stop_here(run_dir: Path, *, wait: bool) -> int:

@@ -189,7 +189,8 @@ class LogFollower:
 
     `wanted` chooses pods among those of `components`, `keep` is a folder for copies of all lines, and `look` is called
     every few seconds and when pods change, with all pods of the run and the namespace's warnings, for whoever wants to
-    show more than the logs do. `workload`, by kind and name, is whose end ends it; left out: what runs the trainer.
+    show more than the logs do. `check` gets all pods as often, and may raise what ends the following. `workload`, by
+    kind and name, is whose end ends it; left out: what runs the trainer.
     """
 
     def __init__(
@@ -201,6 +202,7 @@ class LogFollower:
         wanted: Callable[[Object], bool] = lambda pod: True,
         keep: Path | None = None,
         look: Look | None = None,
+        check: Callable[[Sequence[Object]], None] = lambda all_pods: None,
         components: Sequence[str] = (PREPROCESS, TRAINER),
         workload: tuple[str, str] | None = None,
     ) -> None:
@@ -210,6 +212,7 @@ class LogFollower:
         self._chosen = wanted
         self._keep = keep
         self._look_around = look
+        self._check = check
         self._components = components
         self._workload = workload or (workload_kind(spec), spec.name)
         # All pods of the run; those of other components are left out one by one.
@@ -317,6 +320,7 @@ class LogFollower:
                     self._look_around(
                         _without_readers(all_pods.objects(), self._threads), warnings.objects()
                     )
+                self._check(all_pods.objects())
                 is_over = self._is_over(all_pods.objects())
                 answered = time.monotonic()
             except ApiError as error:

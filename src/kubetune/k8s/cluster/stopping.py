@@ -12,6 +12,7 @@ from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.cluster import kueue, pods
 from kubetune.k8s.cluster.cluster_runs import FILES
+from kubetune.k8s.cluster.hosts import LostHost, lost_hosts
 from kubetune.k8s.cluster.run_lookup import workload_kind
 from kubetune.k8s.cluster.submission import JOB
 from kubetune.k8s.cluster.termination import note_progress
@@ -31,6 +32,8 @@ VOLUMES = "PersistentVolumeClaim"
 # Kinds of objects that users of a namespace often may not read.
 _GUARDED_GROUPS = ("rbac.authorization.k8s.io", "networking.k8s.io")
 LOOK_SECONDS = 0.5
+# Between two looks at the nodes of pods that should go.
+_HOSTS_SECONDS = 10.0
 
 
 def start_beside(
@@ -62,11 +65,9 @@ def wait_gone(
     Without `kind` the workload stays, and with it pods that have ended, which hold no node: a stopped Job keeps them.
     """
     name = name or spec.name
-    # Pods may save for as long as their grace period; the margin is for kubelet and controllers.
-    patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
+    departure = Departure(cluster, spec)
     with Informer(cluster, "Pod", spec.every_pod()) as informer:
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
+        while True:
             left = []
             for pod in informer.objects():
                 may_stay = kind is None and pods.has_ended(pod)
@@ -74,13 +75,50 @@ def wait_gone(
                     left.append(pod)
             if not left and (kind is None or cluster.get(kind, name) is None):
                 return
+            departure.look(left, f"{kind} {name}")
             # Ends at once when a pod goes; else looks again, for the workload may go last.
             if informer.changed.wait(LOOK_SECONDS):
                 informer.changed.clear()
-        names = ", ".join(pods.name_of(pod) for pod in left) or f"{kind} {name}"
-    raise EnvironmentFault(
-        f"{names} did not go within {patience} s; look at kubetune events {spec.typed}"
-    )
+
+
+class Departure:
+    """The time that pods have to save and go. Tells of lost hosts, whose pods cannot."""
+
+    def __init__(self, cluster: Cluster, spec: RunSpec) -> None:
+        self._cluster = cluster
+        self._spec = spec
+        # Pods may save for as long as their grace period; the margin is for kubelet and controllers.
+        self._patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
+        self._began = time.monotonic()
+        self._next_look = self._began + _HOSTS_SECONDS
+
+    def look(self, left: Sequence[Object], rest: str = "") -> None:
+        """Raise EnvironmentFault where these pods, or the `rest` of the run, stay for too long."""
+        now = time.monotonic()
+        is_late = now > self._began + self._patience
+        hosts: list[LostHost] = []
+        # Each node is a request.
+        if is_late or now > self._next_look:
+            self._next_look = now + _HOSTS_SECONDS
+            hosts = lost_hosts(self._cluster, left)
+        for host in hosts:
+            self._cluster.tell_once(host.advice())
+        if not is_late:
+            return
+        names = ", ".join(pods.name_of(pod) for pod in left) or rest
+        why = f"look at kubetune events {self._spec.typed}"
+        if hosts:
+            why = hosts[0].advice()
+        raise EnvironmentFault(f"{names} did not go within {self._patience} s; {why}")
+
+    def look_at_all(self, all_pods: Sequence[Object]) -> None:
+        """Do the same with the pods that train or draw, of all pods of a run."""
+        left = []
+        for pod in all_pods:
+            if pods.component_of(pod) in (TRAINER, SAMPLER) and not pods.has_ended(pod):
+                left.append(pod)
+        if left:
+            self.look(left)
 
 
 def stop(cluster: Cluster, spec: RunSpec) -> None:
