@@ -41,6 +41,8 @@ from kubetune.plan.model_shapes import TOWERS
 
 # Tensors begin at multiples of so many bytes, as kernels expect of memory that is allocated.
 ALIGNMENT = 256
+# Share of a base that may stay whole on every rank without a warning: its norms and biases.
+MOST_LEFT = 0.05
 # Names of what is whole on every rank: one that has no image in its share never runs a tower.
 _TOWERS = frozenset(TOWERS)
 # torch 2.13 has renamed it, and warns of the old name.
@@ -387,6 +389,7 @@ class Reader:
     def cut(self, lm: Any) -> None:
         """Cut the rest of what was read. Raise ModelError on all ranks if a weight that one has read is not finite."""
         raise_first(process_group.gather(self.failure, self._world))
+        _require_tensors(lm)
         cut(lm, self._world, self._trained, self.units)
 
     def _note(self, lm: Any, name: str) -> None:
@@ -475,6 +478,28 @@ def _named(lm: nn.Module, parts: Collection[str]) -> set[nn.Module]:
     return modules
 
 
+def _require_tensors(lm: Any) -> None:
+    """Raise ModelError for weights that a quantiser has packed into objects of its kernels."""
+    settings: Any = getattr(getattr(lm, "hf_quantizer", None), "quantization_config", None)
+    if getattr(settings, "quant_method", None) == "mxfp4" and not settings.dequantize:
+        raise errors.ModelError(
+            f"model {lm.name_or_path}: its experts in MXFP4 are objects of Triton here, which cannot be cut; set "
+            "training.parallelism to ddp, or take a copy of the model in bf16"
+        )
+
+
+def _bytes_left(layers: Sequence[nn.Module], whole: set[nn.Module]) -> int:
+    """Return the bytes of layers that are in no unit: they have memory though all units are given back."""
+    left: dict[int, int] = {}
+    for layer in layers:
+        for part in layer.modules():
+            if part not in whole:
+                for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+                    storage = tensor.untyped_storage()
+                    left[storage.data_ptr()] = storage.nbytes()
+    return sum(left.values())
+
+
 def cut(
     lm: Any,
     world: World,
@@ -514,6 +539,12 @@ def cut(
 
     shards = BaseShards(units, layers)
     setattr(lm, SHARDS, shards)
+    left = _bytes_left(layers, whole)
+    if left > MOST_LEFT * shards.nbytes:
+        logs.MODEL.warning(
+            "%s of its layers stay whole on each rank: this kind of weights is not cut yet",
+            size(left),
+        )
     logs.MODEL.info(
         "the base is cut over %d ranks: each holds %s of %s, and at most two layers whole, of up to %s",
         world.size,
