@@ -311,6 +311,11 @@ class FakeServer:
         temporary.write_text(fault)
         temporary.rename(self.folder / "fault")
 
+    @property
+    def fault(self) -> str:
+        path = self.folder / "fault"
+        return path.read_text() if path.exists() else ""
+
     def set_flags(self, words: str) -> None:
         """Let it behave as a server that was started with these words."""
         self.folder.mkdir(exist_ok=True)

@@ -58,9 +58,12 @@ def servers(farm: list[FakeServer]) -> Iterator[list[FakeServer]]:
     """Yield two servers that do all right, and leave them so."""
     for server in farm:
         server.set_flags(FLAGS)
+        server.set_fault("")
     yield farm
     for server in farm:
-        server.set_fault("")
+        # A request that hangs holds the model.
+        if server.fault in ("hang", "trickle", "die"):
+            server.restart()
 
 
 def served_config(
@@ -240,10 +243,25 @@ def test_a_teacher_that_does_wrong_ends_the_run_by_name(
         rf"teacher: rank \d: server {re.escape(servers[1].url)} did not answer .*{message}", log
     )
     assert np.isfinite(losses_of(run_dir)).all()
-    servers[1].set_fault("")
-    if fault == "die":
-        servers[1].restart()
     assert len(losses_of(run_dir)) >= learnt
+
+
+def test_vocabularies_that_are_padded_otherwise_are_compared_where_they_are_alike(
+    inputs: Path, tmp_path: Path
+) -> None:
+    save_model(tmp_path / "padded", hidden_size=96, vocab_size=576)
+    training = {"max_steps": 3}
+    settings = {**DRAWING, "support": "student_k", "top_k": 8, "rest": "renormalise"}
+    with running(tmp_path / "padded", tmp_path / "servers") as (server,):
+        server.set_flags(FLAGS)
+        one = toy.finished(tmp_path / "one", served_config(inputs, [server], training, **settings))
+        of_memory = {**settings, "teacher": str(tmp_path / "padded")}
+        local = toy.finished(tmp_path / "local", config_of(inputs, training, distill=of_memory))
+        np.testing.assert_allclose(losses_of(one), losses_of(local), atol=1e-5)
+        config = served_config(inputs, [server], **{**settings, "rest": "tail"})
+        run_dir = toy.make_run(tmp_path / "tail", config)
+        assert toy.train(run_dir) == [errors.USER]
+        assert "expected `rest: renormalise`" in toy.log_of(run_dir)
 
 
 # What a start refuses.
@@ -252,14 +270,14 @@ def test_a_teacher_that_does_wrong_ends_the_run_by_name(
 def test_another_teacher_is_refused_with_both_names(
     inputs: Path, servers: list[FakeServer], tmp_path: Path
 ) -> None:
-    save_model(tmp_path / "wide", vocab_size=384)
+    save_model(tmp_path / "narrow", vocab_size=100)
     save_model(tmp_path / "words")
     file = tmp_path / "words" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(tokenizer))
-    for name, message in (("wide", "fewer than the 512"), ("words", "has other tokens than")):
+    for name, message in (("narrow", "fewer than the 512"), ("words", "has other tokens than")):
         with running(tmp_path / name, tmp_path / f"{name}-server") as (other,):
             other.set_flags(FLAGS)
             config = served_config(inputs, [other])

@@ -138,12 +138,13 @@ def events_of(logps: Tensor, ids: Tensor) -> Events:
 
 
 @torch.no_grad()
-def likeliest_ids(hidden: Tensor, head: Head, number: int) -> Tensor:
-    """Return the likeliest tokens of rows `[rows, hidden]`, int64 `[rows, number]`; all of a smaller vocabulary."""
-    number = min(number, len(head.weight))
+def likeliest_ids(hidden: Tensor, head: Head, number: int, tokens: int | None) -> Tensor:
+    """Return the likeliest of `tokens` for rows `[rows, hidden]`, int64 `[rows, number]`; all where they are fewer."""
+    number = min(number, tokens or len(head.weight))
     parts = [torch.empty((0, number), dtype=torch.int64, device=hidden.device)]
     for _, logits in logit_tiles(hidden, head):
-        parts.append(head.rule.apply(logits.float()).topk(number).indices)
+        bent = head.rule.apply(logits.float())[:, :tokens]
+        parts.append(bent.topk(number).indices)
     return torch.cat(parts)
 
 

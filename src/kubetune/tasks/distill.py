@@ -155,7 +155,9 @@ def _summed_loss(
     if callable(teacher):
         wait_for_device(hidden.device)
         began = time.perf_counter()
-        teacher = teacher(partial(likeliest_ids, hidden, head, settings.top_k))
+        teacher = teacher(
+            partial(likeliest_ids, hidden, head, settings.top_k, learner.compared_tokens)
+        )
         _count_seconds(learner, began)
     if batch.drawn is not None:
         # Cross-entropy would only make the model surer of what it drew.

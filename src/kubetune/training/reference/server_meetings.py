@@ -42,6 +42,7 @@ class Met:
     model: str  # as it calls it
     most_tokens: int  # that it reads
     probe: list[float]  # log-probabilities, by which its weights are told from others
+    tokens: int | None  # of the vocabulary that are compared; None: all
 
 
 class Meetings(Calls[Place, Met]):
@@ -86,7 +87,7 @@ class Meetings(Calls[Place, Met]):
             )
             if tokenized.get("tokens") != self._ids:
                 raise other_tokens(KEY, f"{model} on {server.url}", model, self._tokenizer.name)
-            self._require_answers(server, model, deadline)
+            tokens = self._compared(server, model, deadline)
             # In the way that any server knows.
             row = WholeRow(0, self._ids[:_PROBED], list(range(_PROBED - 1)))
             numbers = likeliest_of(server, model, row, 1, self._width, deadline)
@@ -102,18 +103,30 @@ class Meetings(Calls[Place, Met]):
             raise errors.ConfigError(
                 f"{KEY}: server {server.url} {error}. {self._needed()}"
             ) from None
-        return Met(model, self._longest if most is None else most - 1, probe)
+        return Met(model, self._longest if most is None else most - 1, probe, tokens)
 
-    def _require_answers(self, server: Server, model: str, deadline: float) -> None:
-        """Ask for what the run will ask. Raise ModelError for a vocabulary of another width."""
+    def _compared(self, server: Server, model: str, deadline: float) -> int | None:
+        """Return how many tokens of the vocabulary are compared, None for all: see teacher._compared_tokens.
+
+        Raise ConfigError or ModelError for another vocabulary, and Refused for what else the run would ask in vain.
+        """
         last = self._width - 1
         is_as_wide = self._knows(server, model, last, deadline)
-        if not is_as_wide or self._knows(server, model, last + 1, deadline):
-            more_or_fewer = "more" if is_as_wide else "fewer"
-            raise errors.ModelError(
-                f"{KEY}: the teacher {model} on {server.url} gives {more_or_fewer} than the {self._width:,} probabilities "
-                f"of the model {self._tokenizer.name} for each token; expected a teacher of the same vocabulary"
+        if is_as_wide and not self._knows(server, model, last + 1, deadline):
+            return None
+        ids = self._tokenizer.vocab_size
+        more_or_fewer = "more" if is_as_wide else "fewer"
+        words = (
+            f"{KEY}: the teacher {model} on {server.url} gives {more_or_fewer} than the {self._width:,} probabilities of "
+            f"the model {self._tokenizer.name} for each token"
+        )
+        if self._width < ids or not self._knows(server, model, ids - 1, deadline):
+            raise errors.ModelError(f"{words}; expected a teacher of the same vocabulary")
+        if self._settings.rest == "tail":
+            raise errors.ConfigError(
+                f"{words}, so a tail holds what the model has not; expected `rest: renormalise`"
             )
+        return ids
 
     def _knows(self, server: Server, model: str, token: int, deadline: float) -> bool:
         """True if a server answers for a token. Raise Refused if it refuses something else than the token."""

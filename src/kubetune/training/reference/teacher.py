@@ -128,8 +128,8 @@ def _with_servers(start: RankStart, learner: Learner) -> Learner:
         servers=[Server(url.rstrip("/")) for url in source.urls],
         model=met.model,
         most_tokens=met.most_tokens,
-        number=number,
-        width=width,
+        number=min(number, met.tokens or width),
+        width=met.tokens or width,
         seconds=settings.timeout_seconds,
         rank=start.world.rank,
         of_student=settings.support == "student_k",
@@ -141,9 +141,11 @@ def _with_servers(start: RankStart, learner: Learner) -> Learner:
             return lambda: wait().numpy()
 
         # The model that learns is only there to be asked in units of its batches.
-        _keep(start, source, {"served": True}, numbers, partial(scores, learner))
+        _keep(
+            start, source, {"served": True, "tokens": met.tokens}, numbers, partial(scores, learner)
+        )
         on_main(partial(_require_kept, start.data.train, teacher), start.world)
-    return replace(learner, served_teacher=teacher)
+    return replace(learner, served_teacher=teacher, compared_tokens=met.tokens)
 
 
 def _keep(
