@@ -137,3 +137,18 @@ def test_a_model_whose_weights_are_not_finite_answers_nothing(
     loading.load_pretrained(AutoModelForCausalLM, whole, device)
     with pytest.raises(errors.ModelError, match=message):
         loading.load_trained(AutoModelForCausalLM, whole, folder, device)
+
+
+def test_a_model_without_some_of_its_layers_is_not_loaded(
+    tmp_path: Path, base_folder: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(base_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers + 1}))
+    message = rf"its weights lack 1 layer that config.json asks for: model\.layers\.{layers}"
+    with pytest.raises(errors.ModelError, match=message):
+        loading.load_pretrained(
+            AutoModelForCausalLM, ModelSpec(ModelConfig(path=str(folder))), torch.device("cpu")
+        )

@@ -384,6 +384,12 @@ def test_local_paths_become_absolute_and_hub_ids_stay(
         f"{folder}/*.jsonl",
         f"{here}/a#2",
     ]
+    # A teacher is one too, but the word for the model itself is none.
+    (folder / "self").mkdir()
+    for teacher, taken in (("model", str(folder / "model")), ("self", "self")):
+        settings = "task: distill\nlora: {r: 4}\ndata: {train: beside.jsonl}\n"
+        path.write_text(f"model: model\n{settings}distill: {{teacher: {teacher}, lmbda: 1.0}}\n")
+        assert load_config(path).distill.teacher == taken
     # What is typed in a shell means the shell's directory, wherever the file lies.
     typed = load_config(path, flags={"data.train": "beside.jsonl"}, overrides=["model=model"])
     assert (typed.data.train[0].path, typed.model.path) == (f"{here}/beside.jsonl", f"{here}/model")

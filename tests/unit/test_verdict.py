@@ -111,6 +111,25 @@ def empty_weights(folder: Path) -> None:
     (copy_model(folder) / "model.safetensors").write_bytes(b"")
 
 
+def cut_weights(folder: Path) -> None:
+    file = copy_model(folder) / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def put_pointer(folder: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (copy_model(folder) / "model.safetensors").write_text(pointer)
+
+
+def more_layers(folder: Path) -> None:
+    layers = json.loads((MODEL / "config.json").read_text())["num_hidden_layers"]
+    copy_model(folder, num_hidden_layers=layers + 2)
+
+
+def other_sizes(folder: Path) -> None:
+    copy_model(folder, intermediate_size=32)
+
+
 def adapter(folder: Path) -> None:
     (copy_model(folder) / "adapter_config.json").write_text("{}")
 
@@ -265,6 +284,22 @@ CASES = {
     "no config.json": Case("has no config.json", OF_MODEL, make=without("config.json")),
     "no weights": Case("has no \\*.safetensors file", OF_MODEL, make=without("model.safetensors"), by_init=True),
     "empty weights": Case("model.safetensors has 0 bytes", OF_MODEL, make=empty_weights, by_init=True),
+    "weights that are cut": Case(
+        r"model.safetensors has [0-9,]+ of [0-9,]+ bytes: it is damaged", OF_MODEL, make=cut_weights, by_init=True,
+    ),
+    "a pointer in place of weights": Case("is a pointer of Git LFS", OF_MODEL, make=put_pointer, by_init=True),
+    "fewer layers than asked for": Case(
+        r"its weights have \d layers, and config.json asks for \d", OF_MODEL, make=more_layers, by_init=True,
+    ),
+    "weights of other sizes": Case("its weights have other shapes than its config.json asks for: ", OF_MODEL,
+                                   make=other_sizes),
+    "an unknown kind of model": Case(
+        "the installed transformers knows no model_type wobble9", OF_MODEL, by_init=True,
+        make=lambda folder: copy_model(folder, model_type="wobble9") and None,
+    ),
+    "a teacher with fewer layers": Case(
+        r"rewards\[0\]\.teacher: model .*: its weights have \d layers", TAUGHT, make=more_layers,
+    ),
     "no tokenizer": Case("tokenizer", OF_MODEL, make=without("tokenizer*")),
     "an adapter": Case("holds adapter_config.json", OF_MODEL, make=adapter, by_init=True),
     "an encoder": Case("is an encoder, for task: sequence_classification", OF_MODEL, make=encoder),

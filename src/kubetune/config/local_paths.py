@@ -13,6 +13,7 @@ from kubetune.base.provenance import (
     Entry,
     KeyPath,
 )
+from kubetune.config.schema.distill import ITSELF
 
 # Keys whose value may be a local file or folder, as text or under `path` of a source.
 LOCAL_PATHS: tuple[KeyPath, ...] = (
@@ -31,7 +32,7 @@ def with_absolute_paths(entries: Iterable[Entry], folders: Sequence[Path]) -> It
     """Yield the entries. Local paths that exist, alone or below one of `folders`, are made absolute."""
     for entry in entries:
         is_local = any(entry.path in (known, (*known, "path")) for known in LOCAL_PATHS)
-        if is_local:
+        if is_local or (entry.path == ("distill", "teacher") and entry.value != ITSELF):
             yield replace(entry, value=_find(entry.value, folders))
         elif entry.path == ("rewards",):
             yield replace(entry, value=_with_absolute_files(entry.value, folders))

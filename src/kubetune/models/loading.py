@@ -133,6 +133,7 @@ def load_pretrained(
     # Only the head of a classifier may have other shapes than the file: it is drawn again.
     prefix = f"{loaded.base_model_prefix}." if classifies else ""
     _require_shapes(model, differences["mismatched_keys"], prefix)
+    _require_layers(model, loaded, differences["missing_keys"])
     draw(loaded, _log_new_weights(differences, is_expected=classifies))
 
     placed = _placed(loaded, device, quantised is not None)
@@ -360,6 +361,22 @@ def _require_shapes(
         raise errors.ModelError(
             f"model {model.path}: its weights have other shapes than its config.json asks for: {shown}{more}. Fetch "
             "both from the same place again, or fix config.json"
+        )
+
+
+def _require_layers(model: ModelConfig, loaded: nn.Module, missing: Iterable[str]) -> None:
+    """Raise ModelError if the checkpoint has nothing of a layer: drawn at random, it would make any answer noise."""
+    lacking = {model_shapes.layer_of(name) for name in missing} - {""}
+    if not lacking:
+        return
+    new = set(missing)
+    lacking -= {
+        model_shapes.layer_of(name) for name, _ in loaded.named_parameters() if name not in new
+    }
+    if lacking:
+        raise errors.ModelError(
+            f"model {model.path}: its weights lack {counted(len(lacking), 'layer')} that config.json asks for: "
+            f"{', '.join(sorted(lacking)[:5])}. Fetch both from the same place again, or fix config.json"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,11 @@ from kubetune.errors import ModelError
 
 MAX_HEADER_BYTES = 100 << 20
 INDEX = "model.safetensors.index.json"
+
+# The first bytes of what stands in place of a large file that was not fetched.
+_POINTER = b"version https://git-lfs"
+# The number of a layer in the name of a weight, as decoders have it.
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 
 _MOST_DIMENSIONS = 64
 _MOST_VALUES = 1 << 62
@@ -132,18 +137,51 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
     return Weights(derived, config, stated=False) if derived else None
 
 
-def _header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in the header of a safetensors file: 8 bytes with its size, then a JSON object."""
+def incomplete(file: Path) -> str:
+    """Return what is missing of a safetensors file, as a clause; empty if it is whole, or only loading can tell."""
+    with open_inside(file) as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            return "is a pointer of Git LFS in place of the file (`git lfs pull` fetches it)"
+    try:
+        entries, begin = _entries(file)
+        end = begin + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "is damaged or was not downloaded to its end"
+    size = file.stat().st_size
+    if size < end:
+        return f"has {size:,} of {end:,} bytes: it is damaged or was not downloaded to its end"
+    return ""
+
+
+def _entries(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the weights that the header of a safetensors file lists, and where the first of them begins.
+
+    A file is 8 bytes with the size of the header, the header as a JSON object, and the weights.
+    """
     with open_inside(file) as stream:
         size = int.from_bytes(stream.read(8), "little")
         if not 0 < size <= MAX_HEADER_BYTES:
             raise ValueError(f"{file} is no safetensors file")
         header = json.loads(stream.read(size))
-    shapes = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            shapes[name] = _shape(entry["shape"], file)
-    return shapes
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + size
+
+
+def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in the header of a safetensors file."""
+    entries, _ = _entries(file)
+    return {name: _shape(entry["shape"], file) for name, entry in entries.items()}
+
+
+def layer_of(name: str) -> str:
+    """Return the layer that a weight is in: `model.layers.3` of `model.layers.3.mlp.up_proj.weight`, "" if in none."""
+    match = _LAYER.search(name)
+    return "" if match is None else name[: match.end(1)]
+
+
+def number_of_layers(names: Iterable[str]) -> int:
+    """Return how many layers the longest stack has that weights are named by: `model.layers.3.…` is the fourth."""
+    numbers = [int(match[1]) for match in map(_LAYER.search, names) if match is not None]
+    return max(numbers, default=-1) + 1
 
 
 def _shape(sizes: Any, file: Path) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from kubetune.config.code_files import require_functions, require_imports, signature_of
 from kubetune.config.schema import Config, RewardConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig, packages_of
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, ModelError
 from kubetune.extras import require
+from kubetune.library.verdict.whole_model import require_whole_model
 
 
 def require_metrics(evaluation: EvaluationConfig) -> None:
@@ -89,3 +90,7 @@ def require_named_models(config: Config, environ: Mapping[str, str], *, here: bo
     for model in named:
         if here or Path(model.path).expanduser().is_dir():
             require_named_model(model, config, environ)
+            try:
+                require_whole_model(model.path, environ)
+            except ModelError as error:
+                raise ModelError(f"{model.key}: {error}") from None

@@ -26,6 +26,7 @@ from kubetune.library.verdict.trained_parts import (
     require_targets_in_doubt,
     require_training,
 )
+from kubetune.library.verdict.whole_model import require_whole_model
 from kubetune.plan.base_model import require_kind
 
 _WRITTEN = " Nothing was written."
@@ -50,6 +51,12 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         # The pods of a cluster may mount what is not here.
         checks.append(partial(require_base_folder, Path(config.model.path).expanduser()))
     checks += [
+        partial(
+            require_whole_model,
+            config.model.path,
+            environ,
+            has_code=config.model.trust_remote_code,
+        ),
         partial(require_kind, config.task, config.model.path, environ),
         partial(require_metrics, config.evaluation),
         partial(require_rewards, config.rewards),

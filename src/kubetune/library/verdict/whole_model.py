@@ -1,0 +1,87 @@
+"""Whether the files of a model belong together: weights that are whole, layers and sizes that config.json asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from kubetune.base.humanize import counted
+from kubetune.errors import ModelError
+from kubetune.plan.model_shapes import (
+    Weights,
+    find_folder,
+    incomplete,
+    number_of_layers,
+    read_config,
+    read_weights,
+    shapes_of,
+)
+
+# Decoders that are as `shapes_of` says, whatever else their config.json has.
+_PLAIN = ("llama", "mistral", "qwen2", "qwen3")
+_REMEDY = "fetch both from the same place again, or fix config.json"
+
+
+def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool = False) -> None:
+    """Raise ModelError for a model on this machine that loading would refuse for its files.
+
+    `has_code`: the model comes with its own code, so that nothing but its files can be judged.
+    """
+    folder = find_folder(path, environ)
+    if folder is None:
+        return
+    for file in sorted(folder.glob("*.safetensors")):
+        problem = incomplete(file)
+        if problem:
+            raise ModelError(f"model {path}: {file.name} {problem}; fetch it again")
+    facts = read_config(path, environ)
+    if has_code:
+        return
+    if facts is not None:
+        _require_known(path, str(facts.get("model_type", "")))
+    weights = read_weights(path, environ)
+    if weights is not None and weights.stated:
+        _require_sizes(path, weights)
+
+
+def _require_known(path: str, model_type: str) -> None:
+    """Raise ModelError for a kind of model that the installed transformers does not know."""
+    known = _text_of_known_types()
+    if model_type and known and f'"{model_type}"' not in known:
+        raise ModelError(
+            f"model {path}: the installed transformers knows no model_type {model_type}; install a newer one "
+            "(`pip install -U transformers`), or take another model"
+        )
+
+
+@cache
+def _text_of_known_types() -> str:
+    """Return the files in which transformers lists its models, "" if they are elsewhere. To import it takes seconds."""
+    package = find_spec("transformers")
+    if package is None or package.origin is None:
+        return ""
+    auto = Path(package.origin).parent / "models" / "auto"
+    return "".join(file.read_text("utf-8") for file in sorted(auto.glob("*auto*.py")))
+
+
+def _require_sizes(path: str, weights: Weights) -> None:
+    """Raise ModelError for weights with fewer layers, or of other sizes, than config.json says."""
+    config = weights.text_config
+    expected = config.get("num_hidden_layers")
+    layers = number_of_layers(weights.shapes)
+    if isinstance(expected, int) and 0 < layers < expected:
+        raise ModelError(
+            f"model {path}: its weights have {counted(layers, 'layer')}, and config.json asks for {expected:,} "
+            f"(num_hidden_layers); {_REMEDY}"
+        )
+    if config.get("model_type") not in _PLAIN or "quantization_config" in weights.config:
+        return
+    for name, wanted in shapes_of(config).items():
+        stored = weights.shapes.get(name)
+        if stored is not None and stored != wanted:
+            raise ModelError(
+                f"model {path}: its weights have other shapes than its config.json asks for: {name} is {list(stored)}, "
+                f"expected {list(wanted)}. {_REMEDY[0].upper()}{_REMEDY[1:]}"
+            )
