@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from kubetune.cli.remote.run_on_cluster import add_run, find, message_on_leaving
 from kubetune.errors import OK, ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
-    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.api.client import Cluster, Object
     from kubetune.k8s.cluster.log_follow import LogFollower
     from kubetune.k8s.manifests.run_spec import RunSpec
     from kubetune.rundir.exit_status import ExitStatus
@@ -36,9 +37,38 @@ def run(args: argparse.Namespace) -> int:
     cluster, spec = find(args)
     from kubetune.k8s.cluster.asking_pods import read_progress
     from kubetune.k8s.cluster.cluster_runs import trainer_pods
+    from kubetune.k8s.cluster.stopping import stop
+    from kubetune.k8s.cluster.termination import note_progress
+
+    # Progress is read before the pods go and kept on the ConfigMap of the run, where `status` finds it.
+    trainers = trainer_pods(cluster, spec)
+    progress = read_progress(cluster, spec, trainers)
+
+    def ask() -> None:
+        with message_on_leaving(f"{spec.name} may not have been asked to stop; repeat the command"):
+            stop(cluster, spec)
+        if progress:
+            with message_on_leaving(_going_on(spec)):
+                note_progress(cluster, spec, progress)
+
+    if args.no_wait:
+        ask()
+        print(f"kubetune: {spec.name} was asked to save and stop")
+        return OK
+    _stop_and_wait(cluster, spec, trainers, ask)
+    print(
+        f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}"
+    )
+    return OK
+
+
+def _stop_and_wait(
+    cluster: Cluster, spec: RunSpec, trainers: Sequence[Object], ask: Callable[[], None]
+) -> None:
+    """Ask a run to stop, wait until its pods are gone, and print what each node printed last."""
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
     from kubetune.k8s.cluster.pods import has_ended
-    from kubetune.k8s.cluster.stopping import Departure, stop
+    from kubetune.k8s.cluster.stopping import Departure
     from kubetune.k8s.cluster.termination import left_progress, note_progress
 
     # The last line that each node printed.
@@ -49,20 +79,12 @@ def run(args: argparse.Namespace) -> int:
         if text.strip() and not text.startswith("kubetune: ended"):
             last[source.node] = text
 
-    # Progress is read before the pods go and kept on the ConfigMap of the run, where `status` finds it.
-    trainers = trainer_pods(cluster, spec)
-    progress = read_progress(cluster, spec, trainers)
+    def show_last() -> None:
+        for node, text in sorted(last.items()):
+            print(f"node {node}: {text}", flush=True)
+
     # A Job keeps pods of earlier starts, whose words are not of this end.
     earlier = {pod["metadata"]["uid"] for pod in trainers if has_ended(pod)}
-    uncertain = f"{spec.name} may not have been asked to stop; repeat the command"
-    if args.no_wait:
-        with message_on_leaving(uncertain):
-            stop(cluster, spec)
-        if progress:
-            note_progress(cluster, spec, progress)
-        print(f"kubetune: {spec.name} was asked to save and stop")
-        return OK
-
     departure = Departure(cluster, spec)
     follower = LogFollower(
         cluster,
@@ -71,34 +93,25 @@ def run(args: argparse.Namespace) -> int:
         wanted=lambda pod: pod["metadata"]["uid"] not in earlier,
         check=departure.look_at_all,
     )
-
-    def show_last() -> None:
-        for node, text in sorted(last.items()):
-            print(f"node {node}: {text}", flush=True)
-
     # Pods may save and be gone before the next request, and their logs with them.
     with follower.opened():
-        with message_on_leaving(uncertain):
-            stop(cluster, spec)
-        with message_on_leaving(
-            f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
-        ):
-            if progress:
-                note_progress(cluster, spec, progress)
-            try:
+        ask()
+        try:
+            with message_on_leaving(_going_on(spec)):
                 _wait_until_gone(cluster, spec, follower)
-            except EnvironmentFault:
-                show_last()
-                raise
+        except EnvironmentFault:
+            show_last()
+            raise
     # The pods may have written newer progress when they ended.
     newest = left_progress(follower.pods_seen())
     if newest:
         note_progress(cluster, spec, newest)
     show_last()
-    print(
-        f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}"
-    )
-    return OK
+
+
+def _going_on(spec: RunSpec) -> str:
+    """Return what becomes of a run that was asked to stop by a command which ends early."""
+    return f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
 
 
 def _wait_until_gone(cluster: Cluster, spec: RunSpec, follower: LogFollower) -> None:
