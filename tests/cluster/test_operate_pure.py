@@ -642,11 +642,11 @@ def test_the_code_of_a_failed_run_is_that_of_its_cause(cause: int, expected: int
 def test_a_trial_of_a_sweep_fails_by_its_cause() -> None:
     """By the code of a node that only lost it, the trial would be started again."""
     pytest.importorskip("optuna")
-    from kubetune.library.sweep.remote import _status
+    from kubetune.library.sweep.observed_trial import status_of
 
     victim = ended_pod(0, 145, "lost another rank", "LostPeer")
     failed = observed_run("failed", victim, ended_pod(1, 2, "a bad record", "DataError"))
-    status = _status(failed, pauses=False)
+    status = status_of(failed, pauses=False)
     assert status is not None
     assert (status.code, status.reason) == (2, "a bad record")
 

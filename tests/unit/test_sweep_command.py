@@ -87,11 +87,11 @@ def test_trials_are_of_the_run_file_as_it_was_when_the_sweep_began(
 
 def test_another_sweep_in_the_folder_is_refused_by_what_was_typed(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    from kubetune.library.sweep.start import _require_same
+    from kubetune.library.sweep.wishes import require_same
 
     write_search(tmp_path, search_of("lora.r=8,16"))
     with pytest.raises(ConfigError) as refused:
-        _require_same(tmp_path, search_of("lora.r=4,8", "training.learning_rate=1e-3..1e-2"))
+        require_same(tmp_path, search_of("lora.r=4,8", "training.learning_rate=1e-3..1e-2"))
     problems = refused.value.problems
     assert (
         problems[0]
@@ -169,7 +169,8 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")
-    from kubetune.library.sweep.start import Wishes, _conclude, _print_head
+    from kubetune.library.sweep.start import _conclude
+    from kubetune.library.sweep.wishes import Wishes, print_head
 
     search = search_of("lora.r=8,16")
     wishes = Wishes(search.ranges, "eval_loss", False, "random", "none", 1, 0, 2, None, ())
@@ -181,7 +182,7 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
         ([], None),
     ):
         searched = replace(search, config=resolved(load(more)))
-        _print_head(tmp_path, searched, wishes, Functions(search))
+        print_head(tmp_path, searched, wishes, Functions(search))
         stdout = capsys.readouterr().out
         assert "at most 2 trials, since these ranges have no more settings" in stdout
         assert (f"not used   {message}: each trial has a directory below {tmp_path}" in stdout) is (

@@ -176,7 +176,8 @@ def _search(args: argparse.Namespace) -> int:
     folder = args.folder or Path("outputs") / f"sweep-{name}"
 
     require("a search", "optuna", after=". Nothing was written.")
-    from kubetune.library.sweep.start import Wishes, sweep
+    from kubetune.library.sweep.start import sweep
+    from kubetune.library.sweep.wishes import Wishes
 
     wishes = Wishes(
         ranges=tuple(ranges),
@@ -345,16 +346,10 @@ def _stop(args: argparse.Namespace) -> int:
             return errors.OK
         # No driver runs on this machine; the trials on a cluster may.
         if search.namespace is not None:
-            stopped = _stop_on_cluster(search)
+            from kubetune.library.sweep.trials_there import stop_all
+
+            stopped = stop_all(search.namespace, search.name)
         write_record(folder, at_rest(read_record(folder)))
     names = "".join(f"; stopped {name}" for name in stopped)
     print(f"kubetune: {folder} has no driver that runs here{names}")
     return errors.OK
-
-
-def _stop_on_cluster(search: Search) -> list[str]:
-    """Stop all trials of a sweep on its cluster. Return the names of their runs."""
-    from kubetune.library.cluster_connection import open_cluster
-    from kubetune.library.sweep.remote import stop_all
-
-    return stop_all(open_cluster(search.namespace), search.name)

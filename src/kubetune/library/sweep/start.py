@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from kubetune import errors
-from kubetune.base.humanize import counted
 from kubetune.base.locks import lock
 from kubetune.base.signals import Relay
-from kubetune.config.resolved import dotted_values, resolved
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config, KubernetesConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.cluster_connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
-from kubetune.library.sweep.budget import Budget
 from kubetune.library.sweep.driver import Driver
 from kubetune.library.sweep.live_page import write_page
 from kubetune.library.sweep.local import LocalRunner, Slot, slots_of
-from kubetune.library.sweep.ranges import ENDLESS, Range, settings_in
+from kubetune.library.sweep.ranges import settings_in
 from kubetune.library.sweep.runner import Runner
 from kubetune.library.sweep.study import Study, explained
 from kubetune.library.sweep.sweep_record import (
@@ -33,51 +29,15 @@ from kubetune.library.sweep.sweep_record import (
     Record,
     Search,
     read_record,
-    read_search,
     summary,
     write_search,
 )
-from kubetune.library.sweep.trial_configs import Load, Recipe, not_used, rungs_of
+from kubetune.library.sweep.trial_configs import Load, Recipe, rungs_of
 from kubetune.library.sweep.winner import best_of, result_lines, write_best
-from kubetune.rundir.starts import moved_numbers
+from kubetune.library.sweep.wishes import Wishes, print_head, require_same
 
 _AT_ONCE = 4  # runs on a cluster, without --parallel
 _MARGIN_SECONDS = 30  # in which the sweep itself ends, after its runs
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """The search that a command line asks for."""
-
-    ranges: tuple[Range, ...]
-    metric: str
-    greater: bool  # True if more of the metric is better
-    sampler: str
-    pruner: str
-    repeat: int  # runs of a trial, each with a seed of its own
-    seed: int  # of the search itself
-    trials: int  # at most
-    parallel: int | None  # runs at once; None leaves it to the machine
-    budgets: Sequence[Budget]
-    on_cluster: bool = False
-
-    def search(
-        self, config: dict[str, Any], rungs: tuple[int, ...], name: str, namespace: str | None
-    ) -> Search:
-        """Return the search as sweep.json has it. `config` is the whole config, `name` the sweep's."""
-        return Search(
-            config=config,
-            ranges=self.ranges,
-            metric=self.metric,
-            greater=self.greater,
-            sampler=self.sampler,
-            pruner=self.pruner,
-            rungs=rungs,
-            repeat=self.repeat,
-            seed=self.seed,
-            name=name,
-            namespace=namespace,
-        )
 
 
 def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, relay: Relay) -> int:
@@ -91,10 +51,10 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
     base = None
     namespace = None
     if wishes.on_cluster:
-        from kubetune.library.sweep import remote
+        from kubetune.library.sweep import trials_there
 
-        remote.check(config)
-        plan = remote.plan_there(config)
+        trials_there.check(config)
+        plan = trials_there.plan_there(config)
         assert config.kubernetes is not None
         namespace = config.kubernetes.namespace
     else:
@@ -105,7 +65,7 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
 
     rungs = rungs_of(wishes.pruner, plan)
     search = wishes.search(resolved(config), rungs, name, namespace)
-    _require_same(folder, search)
+    require_same(folder, search)
 
     # Each run has its own grace period within that of the sweep.
     relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS
@@ -118,7 +78,7 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
             runner = LocalRunner(recipe, slots, config.compute.gpus_per_node)
         if not (folder / SWEEP).exists():
             write_search(folder, search)
-        _print_head(folder, search, wishes, runner)
+        print_head(folder, search, wishes, runner)
         if base is not None:
             prepare(base)  # once, before several runs would do it at the same time
         study = Study(folder, search)
@@ -172,88 +132,16 @@ def _drive(
 
 def _cluster(recipe: Recipe, kubernetes: KubernetesConfig, wishes: Wishes) -> Runner:
     """Return the cluster of the kubeconfig as a runner, with the volumes that all trials share."""
-    from kubetune.library.sweep import remote
+    from kubetune.library.sweep import trials_there
+    from kubetune.library.sweep.remote import ClusterRunner
 
     cluster = open_cluster(kubernetes.namespace)
     slots = wishes.parallel or min(_AT_ONCE, wishes.trials)
-    runner = remote.ClusterRunner(recipe, cluster, slots)
-    shared = remote.make_claims(cluster, recipe, kubernetes.storage)
+    runner = ClusterRunner(recipe, cluster, slots)
+    shared = trials_there.make_claims(cluster, recipe, kubernetes.storage)
     if shared:
         print(f"{'volumes':<10} {', '.join(shared)}, shared by all trials")
     return runner
-
-
-def _require_same(folder: Path, search: Search) -> None:
-    """Raise ConfigError if the folder holds another sweep, or something else."""
-    if not (folder / SWEEP).exists():
-        if folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(
-                f"{folder} has files but no sweep; choose another -o. Nothing was written."
-            )
-        return
-
-    # The config has too many keys for one line, so that its changes are named key by key.
-    before = asdict(read_search(folder))
-    now = asdict(search)
-    values_before = dict(dotted_values(before.pop("config")))
-    values_now = dict(dotted_values(now.pop("config")))
-    if before["ranges"] != now["ranges"]:
-        # The ranges say all about the keys that are searched.
-        searched = tuple(a_range["key"] for a_range in (*before["ranges"], *now["ranges"]))
-        values_before = _without(values_before, searched)
-        values_now = _without(values_now, searched)
-
-    changes = []
-    for key, old, new in moved_numbers(values_before, values_now):
-        changes.append(f"{key} was {old}, now is {new}")
-    for key in now:
-        if before[key] != now[key]:
-            changes.append(f"{key} was {_text(before[key])}, now is {_text(now[key])}")
-    if changes:
-        raise ConfigError(
-            [
-                *changes,
-                f"{folder} holds another sweep; undo these changes to continue it, or choose "
-                "another -o. Nothing was written.",
-            ]
-        )
-
-
-def _without(values: dict[str, Any], searched: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values without those of the keys that are searched, and of keys below them."""
-    return {key: value for key, value in values.items() if not key.startswith(searched)}
-
-
-def _text(value: object) -> str:
-    """Return a field of a search as the command line has it."""
-    if isinstance(value, tuple) and value and isinstance(value[0], dict):
-        return " ".join(f"{fields['key']}={Range(**fields)}" for fields in value)
-    return str(value)
-
-
-def _print_head(folder: Path, search: Search, wishes: Wishes, runner: Runner) -> None:
-    """Print what is searched, how, and where."""
-    limit = "as long as the budget lasts"
-    if wishes.trials < ENDLESS:
-        limit = f"at most {counted(wishes.trials, 'trial')}"
-    if wishes.trials == settings_in(search.ranges):
-        limit += ", since these ranges have no more settings"
-    ranges = " ".join(f"{a_range.key}={a_range}" for a_range in search.ranges)
-    better = "highest" if search.greater else "lowest"
-    lines = [
-        ("sweep", ranges),
-        ("by", f"{search.metric}, {better} is best"),
-        ("search", f"{search.sampler}, pruner {search.pruner}, {limit}"),
-        ("at once", counted(runner.slots, "run")),
-        ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
-        ("folder", str(folder)),
-    ]
-    unused = not_used(search.config)
-    if unused:
-        reason = f"each trial has a directory below {folder / 'trials'}"
-        lines.append(("not used", f"{', '.join(unused)} of the run file: {reason}"))
-    for label, text in lines:
-        print(f"{label:<10} {text}", flush=True)
 
 
 def _write_best(
