@@ -21,7 +21,7 @@ from kubetune.base.locks import lock
 from kubetune.cli import main
 from kubetune.cli.prepare import data_convert
 from kubetune.config.schema import SourceConfig
-from kubetune.data.inspect.check import check_shapes
+from kubetune.data.inspect.shapes import check_shapes
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -99,7 +99,7 @@ def check_data(
     Pods would raise the same, minutes later. What needs a tokenizer, such as lengths, only they see.
     `skip_option` is how the user submits without this check.
     """
-    from kubetune.data.inspect.check import check_shapes
+    from kubetune.data.inspect.shapes import check_shapes
 
     for source in sources:
         # A path may have a number of records behind a #.

@@ -1,0 +1,137 @@
+"""`kubetune data check`: find every bad record, and say what would be trained."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kubetune.cli.busy import busy
+from kubetune.cli.json_answers import Answer, prints_json
+from kubetune.cli.prepare.check_page import write_page
+from kubetune.cli.prepare.data_shapes import check_shapes_of, show_next
+from kubetune.cli.prepare.shown_report import show as show_report
+from kubetune.errors import (
+    OK,
+    USER,
+    ConfigError,
+    DataError,
+    EnvironmentFault,
+    KubetuneError,
+    ModelError,
+)
+from kubetune.supervisor.command_line import columns_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kubetune.config.schema import Config
+    from kubetune.data.inspect.check import Report
+
+
+# The finding that is about the run, not about its data.
+OF_RUN = "run"
+
+
+def load_target(args: argparse.Namespace) -> Config:
+    """Return the config of a run file, or one that has nothing but the data that are named."""
+    from kubetune.config.load import load_config
+
+    # Data alone becomes the training data of a config that has nothing else.
+    path = None
+    flags: dict[str, Any] = {}
+    if args.target.endswith((".yaml", ".yml")):
+        path = Path(args.target)
+    else:
+        columns = columns_of(getattr(args, "columns", None) or ())
+        flags["data.train"] = [{"path": args.target, "columns": columns}]
+    if getattr(args, "model", None):
+        flags["model.path"] = args.model
+
+    return load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
+
+
+@prints_json
+def check_data(args: argparse.Namespace) -> Answer:
+    """Check the data of a run; without a model, the shapes of records alone."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    is_run_file = args.target.endswith((".yaml", ".yml"))
+    if not is_run_file and not args.model:
+        if args.html:
+            raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
+        return check_shapes_of(args, console)
+
+    report = _report_on(args, is_run_file=is_run_file)
+    return _checked(args, report, console)
+
+
+def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
+    """Look at all rows, and at all else that keeps the run from training."""
+    from kubetune.data.findings.finding import Finding
+    from kubetune.data.inspect.check import check
+    from kubetune.data.inspect.gallery import Gallery
+    from kubetune.data.reading.record_problems import SHOWN
+    from kubetune.data.reading.sources import require_sources
+    from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
+    from kubetune.library.verdict.problems import problems_of, require_none, sentences
+    from kubetune.rundir.starts import day_of
+
+    config = load_target(args)
+    require_sources(config.sources)
+    # Of data without a run file nobody has said yet what is to be done with them.
+    others: list[KubetuneError] = []
+    if is_run_file:
+        others = problems_of(config, os.environ, here=config.kubernetes is None)
+
+    # The gallery collects rows for the page. With --json every bad record is kept, else as many as are shown.
+    gallery = Gallery() if args.html else None
+    most_problems = None if args.json else SHOWN
+    with busy("loading the tokenizer") as work:
+        try:
+            cache = cache_folder(config.data.cache)
+            tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
+            count = partial(work.count, "checking records", None)
+            report = check(
+                config, tokenizer, args.samples, keep=most_problems, gallery=gallery, count=count
+            )
+        except (ModelError, EnvironmentFault) as error:
+            # Without a tokenizer no row is looked at, so all else that is wrong is said here.
+            if others:
+                require_none([*others, error])
+            raise
+        if gallery is not None:
+            work.count("writing the page", None, 0)
+            write_page(args.html, config, report, gallery, tokenizer)
+    of_run = [Finding(OF_RUN, "error", "", text) for text in sentences(others)]
+    report.findings = (*of_run, *report.findings)
+    return report
+
+
+def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answer:
+    """Return what a check says: for people, for programs, and as an error if something is wrong."""
+
+    def show() -> None:
+        show_report(report, console)
+        if args.html:
+            console.print(f"wrote {args.html}; open it in a browser, no network is needed")
+        if report.ok:
+            show_next(args)
+
+    # Whoever sees the report on a terminal has read there what keeps training from beginning.
+    is_seen = not args.json and sys.stdout.isatty()
+    error: DataError | None = None
+    if not report.ok and not is_seen:
+        error = DataError(report.errors)
+        # Bad records are counted behind their lines.
+        if report.problems.total:
+            of_run = [finding.line for finding in report.findings if finding.id == OF_RUN]
+            error = DataError([*of_run, *report.problems.error().problems])
+    exit_code = USER
+    if report.ok:
+        exit_code = OK
+    return Answer(report.to_json(), show, exit_code=exit_code, error=error)

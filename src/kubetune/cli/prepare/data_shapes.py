@@ -1,0 +1,115 @@
+"""`kubetune data check` of data without a model: of which kind the records are, and what nothing reads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kubetune.base.humanize import counted, shell_word, unused_keys, visible
+from kubetune.cli.busy import busy
+from kubetune.cli.json_answers import Answer
+from kubetune.cli.program import program
+from kubetune.errors import (
+    ConfigError,
+    DataError,
+)
+from kubetune.supervisor.command_line import columns_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kubetune.data.columns import LeftOut
+    from kubetune.data.inspect.shapes import Shapes
+
+
+def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
+    """Check of which kind the records of a source are, without looking at tokens."""
+    from kubetune.config.schema import SourceConfig
+    from kubetune.data.columns import left_out
+    from kubetune.data.inspect.shapes import check_shapes
+    from kubetune.data.reading.record_problems import SHOWN
+    from kubetune.data.reading.sources import not_read
+
+    if args.overrides:
+        raise ConfigError(
+            f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out"
+        )
+
+    # With --json every problem is kept, else as many as are shown.
+    source = SourceConfig(path=args.target, columns=columns_of(args.columns or ()))
+    most_problems: int | None = SHOWN
+    if args.json:
+        most_problems = None
+    with busy("reading records"):
+        shapes = check_shapes(source, keep=most_problems)
+    problems = shapes.problems
+    kinds = shapes.kinds
+    # Image files in a folder are data if records name images.
+    has_images = any("images" in kind for kind in kinds)
+    files_not_read = not_read([source], images=has_images)
+
+    records = sum(kinds.values())
+    columns = list(left_out(shapes.columns.to_json(records), source.path))
+
+    def show() -> None:
+        _show_shapes(shapes, columns, files_not_read, console)
+        if kinds and not problems.total:
+            show_next(args)
+
+    error = None
+    if problems.total:
+        error = problems.error()
+    elif not kinds:
+        error = DataError(f"{args.target} holds no records. Nothing was written.")
+    facts = {
+        "ok": error is None,
+        "records": kinds,
+        "unused_keys": shapes.unused,
+        "unused_columns": shapes.columns.to_json(records),
+        "taken": shapes.readings,
+        "files_not_read": files_not_read,
+        "blank_lines": problems.blank_lines,
+        "problems": {"total": problems.total, "first": problems.first},
+    }
+    return Answer(facts, show, error=error)
+
+
+def _show_shapes(
+    shapes: Shapes, columns: Sequence[LeftOut], files_not_read: Mapping[str, int], console: Console
+) -> None:
+    """Print of which kind records are, and what in them and beside them nothing reads."""
+    for kind, number in shapes.kinds.most_common():
+        console.print(f"{counted(number, 'record')} of kind {kind}")
+    problems = shapes.problems
+    if problems.total:
+        console.print(f"{counted(problems.total, 'record')} that cannot be used")
+    for reading, number in shapes.readings.most_common():
+        console.print(f"{reading}, in {counted(number, 'record')}", markup=False)
+    if problems.blank_lines:
+        console.print(f"{counted(problems.blank_lines, 'blank line')} among them, skipped")
+    for column in columns:
+        sentence = f"`{column.name}` ({column.what}) is not used. {column.advice}"
+        console.print(visible(sentence), markup=False)
+    named = {column.name for column in columns}
+    others = {key: number for key, number in shapes.unused.items() if key not in named}
+    for line in (unused_keys(others), unused_keys(files_not_read, "files not read")):
+        if line:
+            console.print(line, markup=False)
+    console.print("Tokens were not checked; that needs --model, or a run file.")
+
+
+def show_next(args: argparse.Namespace) -> None:
+    """Print the command that comes after a check: a plan of the run file, or a run file for the data."""
+    target = shell_word(args.target)
+    command = f"{program()} plan {target}"
+    if args.target.endswith((".yaml", ".yml")):
+        for override in args.overrides:
+            command += f" {shell_word(override)}"
+    else:
+        model = f" --model {shell_word(args.model)}" if args.model else ""
+        columns = ""
+        if args.columns:
+            columns = f" --columns {' '.join(map(shell_word, args.columns))}"
+        command = f"{program()} init {target}{columns}{model} -o run.yaml"
+    print(visible(f"Next: {command}"))
