@@ -118,7 +118,8 @@ def answering(folder: Path, *, adapted: bool) -> dict[str, Way]:
     from kubetune.models.adapters.lora import add_lora
     from kubetune.models.learner import Learner
     from kubetune.models.padding_free import choose_attention
-    from kubetune.scoring.judge import Judge, answer
+    from kubetune.scoring.asking import answer
+    from kubetune.scoring.judge import Judge
     from kubetune.scoring.questions import Question
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -25,9 +25,10 @@ from kubetune.reporting import write_report
 from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import exit_status, metrics
+from kubetune.scoring.asking import answer
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.scoring.generation import until_end
-from kubetune.scoring.judge import Judge, Reply, answer, judge_of
+from kubetune.scoring.judge import Judge, Reply, judge_of
 from kubetune.scoring.metrics import exact_match
 from kubetune.scoring.questions import Question, drawn
 from kubetune.training.rollouts.sampler import draw

@@ -43,7 +43,7 @@ from kubetune.models.model_spec import ModelSpec
 from kubetune.result.inference.answering import LoadedModel, Sampling, answer, load_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics
-from kubetune.scoring.judge import answer as ask
+from kubetune.scoring.asking import answer as ask
 from kubetune.scoring.judge import judge_of
 from kubetune.tasks import vision_check, vision_language
 from tests import toy

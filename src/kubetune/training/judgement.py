@@ -12,14 +12,9 @@ from kubetune.config.schema.evaluation import FORGET_LOSS
 from kubetune.distributed.main_rank import on_main
 from kubetune.rundir import metrics
 from kubetune.scoring import harness, verdict
+from kubetune.scoring.asking import answer
 from kubetune.scoring.comparison import QUESTIONS, answers_file, write_lines
-from kubetune.scoring.judge import (
-    Judge,
-    Reply,
-    Rewarded,
-    answer,
-    judge_of,
-)
+from kubetune.scoring.judge import Judge, Reply, Rewarded, judge_of
 from kubetune.training.evaluation import evaluate
 from kubetune.training.rollouts.held_out import have_answers
 from kubetune.training.rollouts.rollout_feed import RolloutFeed

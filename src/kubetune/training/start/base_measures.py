@@ -11,7 +11,7 @@ from kubetune.distributed.main_rank import on_main
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.scoring import verdict
-from kubetune.scoring.judge import remarks_on_answers
+from kubetune.scoring.asking import remarks_on_answers
 from kubetune.training.judgement import judge_weights
 from kubetune.training.run import Run
 

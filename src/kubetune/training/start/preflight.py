@@ -16,7 +16,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import counted, size
 from kubetune.distributed import process_group
 from kubetune.rundir import heartbeat, metrics
-from kubetune.scoring import judge
+from kubetune.scoring import asking
 from kubetune.training import evaluation
 from kubetune.training.judgement import require_metric
 from kubetune.training.peak_memory import peak_memory_bytes
@@ -140,7 +140,7 @@ def _evaluate(run: Run, trials: Trials) -> None:
     if run.judge is not None:
         num_tokens = run.judge.wanted.max_new_tokens
         with trials.trial("answers", f"{num_tokens} new tokens for each of the longest questions"):
-            judge.rehearse(run.judge, run.learner, run.world)
+            asking.rehearse(run.judge, run.learner, run.world)
 
     # A run must not train for hours to find that its best checkpoint cannot be chosen.
     names = {*values, *run.evaluation.names}
