@@ -18,7 +18,9 @@ from kubetune.config.schema import Config, DataConfig, ModelConfig
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.prepared import identity
 from kubetune.data.reading.hub import is_local
+from kubetune.models import quantization
 from kubetune.result.inference.requirements import is_here, not_here
+from kubetune.training.start import cpu_dtype
 
 
 def config_here(
@@ -67,7 +69,18 @@ def config_here(
     return config
 
 
-def with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
+def as_trained(config: Config, run_dir: Path) -> Config:
+    """Return a run's config with what `auto` meant in training, whatever this machine has, and with a cache of here."""
+    dtype = cpu_dtype.as_trained(run_dir, config.model.dtype)
+    changed = {
+        "data": _with_own_cache(config.data, run_dir),
+        "model": config.model.model_copy(update={"dtype": dtype}),
+        "quantization": quantization.as_trained(run_dir, config.quantization, config.lora),
+    }
+    return config.model_copy(update=changed)
+
+
+def _with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
     """Return the section with this user's cache, unless the run was started here, or is of this start, with another."""
     # A received run could have rows written anywhere.
     is_allowed = all(consent.is_allowed(cache) for cache in consent.of_cache(data))

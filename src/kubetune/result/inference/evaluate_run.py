@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,23 +13,20 @@ from typing import Any
 from kubetune import errors
 from kubetune.base.files import require_not_read, write_atomic
 from kubetune.config import consent
-from kubetune.config.schema import Config, DataConfig
+from kubetune.config.schema import Config
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
-from kubetune.data.findings.checked import findings_of
-from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.sentences import find
-from kubetune.data.prepared.prepare import prepare
-from kubetune.data.prepared.rows import Rows
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.class_labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
-from kubetune.result.inference.requirements import other_sources, require_evaluation_data
+from kubetune.result.inference.evaluated_data import of_other_data, rows_of, without_rewards
+from kubetune.result.inference.requirements import require_evaluation_data
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
-from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
+from kubetune.scoring.asking import answer, remarks_on_answers
+from kubetune.scoring.judge import Judge, judge_of
 from kubetune.scoring.own_functions import Function
 from kubetune.training.evaluation import collect, evaluate, measured
 from kubetune.training.reference import of_base
@@ -48,36 +44,6 @@ class Evaluation:
     confusion: list[list[int]] | None = None  # [i][j]: rows of class i that were taken for class j
     names: tuple[str, ...] = ()  # of the classes of `confusion`
     remarks: tuple[str, ...] = ()  # on records that became no rows, or hold more than their rows
-
-
-def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:
-    """Return the rows to evaluate on, those that must not be forgotten, and remarks on both.
-
-    `is_other`: the rows are those of `--data`, which are in the place of `data.train`; nothing else is measured then.
-    """
-    try:
-        prepared = prepare(config)
-    except errors.DataError as error:
-        if not is_other:
-            raise
-        # The user knows these data by the option. Keys below it, such as data.train.columns, are the run's.
-        problems = []
-        for problem in error.problems:
-            problems.append(re.sub(r"data\.train(?!\.)", "--data", problem))
-        raise errors.DataError(problems) from None
-
-    if is_other:
-        names = {"train": "--data"}
-        findings = find(DataSpec.of(config), prepared.stats, prepared.tokenizer, names=names)
-        return prepared.train, None, _remarks(findings, {"train"})
-
-    assert prepared.eval is not None
-    return prepared.eval, prepared.forget, _remarks(findings_of(prepared), {"eval", "forget"})
-
-
-def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
-    """Return the findings about some splits, in lines."""
-    return tuple([finding.line for finding in findings if finding.split in splits])
 
 
 def evaluate_run(
@@ -118,11 +84,11 @@ def evaluate_run(
     if predictions is not None:
         _check_predictions(predictions, data, config.task, run_dir, has_labels=has_labels)
     if data is not None:
-        changed |= _of_other_data(config.data, config.model.path, data, labels)
+        changed |= of_other_data(config.data, config.model.path, data, labels)
     else:
         require_evaluation_data(config.data, run_dir)
     config = config.model_copy(update=changed)
-    config, remarks = _without_rewards(config, has_functions=bool(functions))
+    config, remarks = without_rewards(config, has_functions=bool(functions))
 
     is_other = data is not None
     evaluation, predicted = _evaluate(
@@ -139,38 +105,6 @@ def evaluate_run(
 
     _write(run_dir, evaluation, which, data)
     return evaluation
-
-
-def _without_rewards(config: Config, *, has_functions: bool) -> tuple[Config, tuple[str, ...]]:
-    """Return a config whose answers no reward of `task: grpo` judges, and a remark if one would.
-
-    Rewards are the run's own code and models, which only its training starts.
-    """
-    generate = config.evaluation.generate
-    if generate is None or "reward" not in generate.metric:
-        return config, ()
-    metric = tuple(name for name in generate.metric if name != "reward")
-    kept = None
-    if metric or has_functions or config.evaluation.metrics is not None:
-        kept = generate.model_copy(update={"metric": metric})
-    evaluation = config.evaluation.model_copy(update={"generate": kept})
-    remark = (
-        "reward is measured by the evaluations of the training alone; `kubetune report` shows them"
-    )
-    return config.model_copy(update={"evaluation": evaluation}), (remark,)
-
-
-def _of_other_data(
-    of_run: DataConfig, model_path: str, data: str, labels: Labels | None
-) -> dict[str, Any]:
-    """Return the sections of the config that `--data` changes."""
-    # Other data take the place of those to train on, which are then the only ones.
-    sources = other_sources(of_run, model_path, data)
-    changed: dict[str, Any] = {"data": of_run.model_copy(update={"train": sources, "eval": None})}
-    if labels is not None:
-        # Other data may lack some of the classes.
-        changed["classification"] = labels.section()
-    return changed
 
 
 def _evaluate(
@@ -192,7 +126,7 @@ def _evaluate(
     reads_base = config.lora is None and config.needs_reference
     spec = ModelSpec.of(config)
     with result.checked(base=reads_base or None):
-        rows, forget, remarks = _rows(config, is_other=is_other)
+        rows, forget, remarks = rows_of(config, is_other=is_other)
         learner = task.load(spec, result.checkpoint, device)
 
     # As in training, with one rank: losses and metrics first, then answers.

@@ -29,20 +29,19 @@ from kubetune.data.reading import hub
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, processor_of
-from kubetune.models import loading, quantization
+from kubetune.models import loading
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import unwrap
 from kubetune.result.inference.base_here import (
+    as_trained,
     config_here,
     require_room,
-    with_own_cache,
     with_pin,
 )
 from kubetune.result.inference.requirements import not_here
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_of
 from kubetune.tasks.task import Task
-from kubetune.training.start import cpu_dtype
 
 
 @dataclass(frozen=True)
@@ -195,17 +194,7 @@ def open_result(
     config = read_config(run_dir)
     # A received run directory may hold links and pipes, which would lead out of it or never end.
     require_plain(run_dir, but=OF_TRACKERS)
-    data = with_own_cache(config.data, run_dir)
-    # `auto` means what it meant in training, whatever this machine has.
-    quantized_as = quantization.as_trained(run_dir, config.quantization, config.lora)
-    dtype = cpu_dtype.as_trained(run_dir, config.model.dtype)
-    trained = config.model_copy(
-        update={
-            "data": data,
-            "model": config.model.model_copy(update={"dtype": dtype}),
-            "quantization": quantized_as,
-        }
-    )
+    trained = as_trained(config, run_dir)
     return Result(
         run_dir,
         trained,

@@ -1,0 +1,80 @@
+"""What `kubetune evaluate` measures on: the run's evaluation data or other data, as rows, with remarks on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from kubetune import errors
+from kubetune.config.schema import Config, DataConfig
+from kubetune.data.findings.checked import findings_of
+from kubetune.data.findings.finding import Finding
+from kubetune.data.findings.sentences import find
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.prepared.rows import Rows
+from kubetune.data.spec import DataSpec
+from kubetune.data.text.class_labels import Labels
+from kubetune.result.inference.requirements import other_sources
+
+
+def rows_of(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:
+    """Return the rows to evaluate on, those that must not be forgotten, and remarks on both.
+
+    `is_other`: the rows are those of `--data`, which are in the place of `data.train`; nothing else is measured then.
+    """
+    try:
+        prepared = prepare(config)
+    except errors.DataError as error:
+        if not is_other:
+            raise
+        # The user knows these data by the option. Keys below it, such as data.train.columns, are the run's.
+        problems = []
+        for problem in error.problems:
+            problems.append(re.sub(r"data\.train(?!\.)", "--data", problem))
+        raise errors.DataError(problems) from None
+
+    if is_other:
+        names = {"train": "--data"}
+        findings = find(DataSpec.of(config), prepared.stats, prepared.tokenizer, names=names)
+        return prepared.train, None, _remarks(findings, {"train"})
+
+    assert prepared.eval is not None
+    return prepared.eval, prepared.forget, _remarks(findings_of(prepared), {"eval", "forget"})
+
+
+def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
+    """Return the findings about some splits, in lines."""
+    return tuple([finding.line for finding in findings if finding.split in splits])
+
+
+def without_rewards(config: Config, *, has_functions: bool) -> tuple[Config, tuple[str, ...]]:
+    """Return a config whose answers no reward of `task: grpo` judges, and a remark if one would.
+
+    Rewards are the run's own code and models, which only its training starts.
+    """
+    generate = config.evaluation.generate
+    if generate is None or "reward" not in generate.metric:
+        return config, ()
+    metric = tuple(name for name in generate.metric if name != "reward")
+    kept = None
+    if metric or has_functions or config.evaluation.metrics is not None:
+        kept = generate.model_copy(update={"metric": metric})
+    evaluation = config.evaluation.model_copy(update={"generate": kept})
+    remark = (
+        "reward is measured by the evaluations of the training alone; `kubetune report` shows them"
+    )
+    return config.model_copy(update={"evaluation": evaluation}), (remark,)
+
+
+def of_other_data(
+    of_run: DataConfig, model_path: str, data: str, labels: Labels | None
+) -> dict[str, Any]:
+    """Return the sections of the config that `--data` changes."""
+    # Other data take the place of those to train on, which are then the only ones.
+    sources = other_sources(of_run, model_path, data)
+    changed: dict[str, Any] = {"data": of_run.model_copy(update={"train": sources, "eval": None})}
+    if labels is not None:
+        # Other data may lack some of the classes.
+        changed["classification"] = labels.section()
+    return changed
