@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,17 @@ def _logging_of_its_own(_untouched_logging: Callable[[], None]) -> Iterator[None
     _untouched_logging()
     yield
     _untouched_logging()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Add up by file what `--durations` lists by test: hundreds of quick tests take long too."""
+    if not config.getoption("durations"):
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.location[0]] += report.duration
+    terminalreporter.section("slowest files")
+    for file, took in seconds.most_common(40):
+        terminalreporter.write_line(f"{took:8.2f}s {file}")
