@@ -29,6 +29,7 @@ SLOW = (
     "other-spellings",
     "preference-images",
     "several-processes",
+    "shard-base",
     "sst2-distilbert-full",
     "volcano-qwen2.5vl-7b",
 )
@@ -69,7 +70,12 @@ def substitutes(example, models):
     if config.task == "distill":
         return [f"model={models['causal_lm']}", f"distill.teacher={models['causal_lm']}"]
     if config.task in ("causal_lm", "grpo", "preference", "reward_model"):
-        return [f"model={models['causal_lm']}"]
+        here = (
+            ["compute.gpus_per_node=0", "compute.processes=2"]
+            if config.compute.gpus_per_node
+            else []
+        )
+        return [f"model={models['causal_lm']}", *here]
     if config.task == "vision_language":
         name = "qwen3_vl" if "Qwen3" in config.model.path else "qwen2_5_vl"
         questions = models["folder"] / "questions.jsonl"
