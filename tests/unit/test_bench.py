@@ -16,6 +16,7 @@ from kubetune.cli.local import bench
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
+from kubetune.models import base_shards
 from kubetune.plan import measured
 from kubetune.plan.model_shapes import read_weights, shapes_of
 from kubetune.plan.plan import make_plan
@@ -232,3 +233,18 @@ def test_a_whole_benchmark_becomes_tables_and_choices(
     assert measured.read(None) == measured.Choices()  # of a tiny model nothing is kept
     assert "| tiny LoRA, bfloat16 |" in table.render(read_results(output))
     assert slug(report["machine"])
+
+
+def test_what_gathering_ahead_brings_is_said_where_both_ran() -> None:
+    results = {
+        f"8B {cases.PARTS}": {"tokens_per_second": 120},
+        f"8B {cases.PARTS_LATE}": {"tokens_per_second": 100},
+    }
+    assert verdict.overlap(results, ["4B", "8B"], "cuda") == (
+        "gathering the next layer ahead: 1.20 times the speed (8B)"
+    )
+    assert "on a CPU this means nothing" in str(verdict.overlap(results, ["8B"], "cpu"))
+    assert verdict.overlap(results, ["4B"], "cuda") is None
+    assert cases.GATHER_LATE == base_shards.GATHER_LATE
+    assert {case.ranks for case in cases.on_gpu(4)} == {1, 4}
+    assert {case.ranks for case in cases.on_gpu(1)} == {1}

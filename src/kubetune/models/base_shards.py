@@ -49,6 +49,8 @@ _TOWERS = frozenset(TOWERS)
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # transformers' variable that keeps it from reading in threads.
 READS_AHEAD_NOT = "HF_DEACTIVATE_ASYNC_LOAD"
+# The variable by which `kubetune bench` has each unit gathered when it is used, and not before.
+GATHER_LATE = "KUBETUNE_GATHER_LATE"
 # The attribute of a model that says how its base is cut.
 SHARDS = "kubetune_base_shards"
 
@@ -137,6 +139,7 @@ class BaseShards:
         self._borrowed: set[Unit] = set()
         self._current: Unit | None = None
         self._is_kept = False
+        self._is_late = GATHER_LATE in os.environ
         self._owners: dict[Tensor, Unit] = {}
         for unit in self.units:
             self._owners.update(dict.fromkeys(unit.tensors, unit))
@@ -254,6 +257,8 @@ class BaseShards:
         if following is None and torch.is_grad_enabled() and self._last_layer in self._borrowed:
             # Behind the head comes the backward of the last layer.
             following = self._last_layer
+        if self._is_late:
+            following = None
 
         keeping = [unit] if following is None else [unit, following]
         unit.borrow()

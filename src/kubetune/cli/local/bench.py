@@ -77,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     _write(output, facts, results, choices=choices, disagreements=disagreements)
     for line in disagreements:
         print(f"differs: {line}")
+    gathered_ahead = verdict.overlap(results, shapes, device)
+    if gathered_ahead is not None:
+        print(gathered_ahead)
     # What a tiny model is fastest with does not hold for others.
     keeps = not disagreements and shape != "tiny"
     _conclude(choices, machine["gpu"], keeps=keeps)
@@ -132,7 +135,7 @@ def _cases(device: str, shape: str | None) -> list[Case]:
     if device == "cpu":
         of_device = cases.on_cpu(shape or "42M")
     else:
-        of_device = cases.on_gpu()
+        of_device = cases.on_gpu(visible_gpus(os.environ))
     wanted = [case for case in of_device if shape in (None, case.shape)]
     if not wanted:
         raise errors.ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -56,6 +56,11 @@ ALONE: dict[str, Any] = {"model.attention": "sdpa"}
 PLAIN: dict[str, Any] = {"training.compile": False}
 COMPILED: dict[str, Any] = {"training.compile": True}
 LAYERS: dict[str, Any] = {"training.compile": "layers"}
+# Names of cases with a base in parts.
+PARTS = "LoRA, bfloat16, base in parts"
+PARTS_LATE = f"{PARTS}, none gathered ahead"
+# As models/base_shards has it, which imports torch.
+GATHER_LATE = "KUBETUNE_GATHER_LATE"
 FP8: dict[str, Any] = {"training.fp8": True}
 
 
@@ -66,11 +71,22 @@ class Case:
     shape: str  # key of SHAPES
     what: str  # the settings, in words
     settings: Mapping[str, Any]  # by dotted key
+    ranks: int = 1
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Return its name in results."""
         return f"{self.shape} {self.what}"
+
+
+def in_parts(shape: str, ranks: int) -> list[Case]:
+    """Return the cases of a base that is cut over some ranks: the next layer gathered ahead, and only when it is used."""
+    settings = LORA | PLAIN | {"training.parallelism": "shard_base"}
+    return [
+        Case(shape, PARTS, settings, ranks),
+        Case(shape, PARTS_LATE, settings, ranks, {GATHER_LATE: "1"}),
+    ]
 
 
 def on_cpu(shape: str = "42M") -> list[Case]:
@@ -80,12 +96,13 @@ def on_cpu(shape: str = "42M") -> list[Case]:
         Case(shape, "LoRA, bfloat16, compiled", LORA | COMPILED),
         Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | PLAIN | ALONE),
         Case(shape, "full, bfloat16", FULL | PLAIN),
+        *in_parts(shape, ranks=2),
     ]
 
 
-def on_gpu() -> list[Case]:
-    """Return the cases for ten minutes; those by which settings are chosen come first."""
-    cases = []
+def on_gpu(gpus: int = 1) -> list[Case]:
+    """Return the cases for ten minutes; those by which settings are chosen come first, after what takes several GPUs."""
+    cases = in_parts("8B", gpus) if gpus > 1 else []
     for shape in ("4B", "8B", "0.6B"):
         cases += [
             Case(shape, "LoRA, bfloat16, compiled", LORA | COMPILED),

@@ -11,8 +11,9 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kubetune.base import processes
@@ -79,9 +80,16 @@ def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
         **case.settings,
     }
     config = load_config(None, flags=flags)
-    create_run_dir(config, run_dir, make_plan(config, world_size=1))
+    create_run_dir(config, run_dir, make_plan(config, world_size=case.ranks))
 
-    code, last_line = _run(processes.module("kubetune.worker", run_dir), seconds)
+    command = processes.module("kubetune.worker", run_dir)
+    if case.ranks > 1:
+        here = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+        worker = ("-m", "kubetune.worker", run_dir)
+        command = processes.module(
+            "torch.distributed.run", *here, f"--nproc-per-node={case.ranks}", *worker
+        )
+    code, last_line = _run(command, seconds, case.environ)
     # A run that was killed after enough steps counts too.
     steps = metrics.read_lines(run_dir / metrics.TIMINGS)
     if len(steps) > WARM:
@@ -126,10 +134,16 @@ def _results(case: Case, run_dir: Path, steps: Sequence[dict[str, Any]]) -> Row:
     return row
 
 
-def _run(command: list[str], seconds: float) -> tuple[int, str]:
-    """Run a process and return its exit code and its last line. One that takes too long is killed."""
+def _run(
+    command: list[str], seconds: float, more: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, str]:
+    """Run a process and return its exit code and its last line. One that takes too long is killed.
+
+    `more`: variables of it.
+    """
     environ = {
         **os.environ,
+        **more,
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "TQDM_DISABLE": "1",

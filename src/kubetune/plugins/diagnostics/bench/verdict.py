@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetune.plan.activations import operations
+from kubetune.plugins.diagnostics.bench.cases import PARTS, PARTS_LATE
 
 # Speed-up that a choice has to bring beside the plain case: less may be noise.
 LEAD = 1.03
@@ -58,6 +59,19 @@ def choices(rows: Rows, shapes: Sequence[str]) -> dict[str, Any]:
                 values |= answer
                 reasons.append(reason)
     return {**values, "why": "; ".join(reasons)}
+
+
+def overlap(rows: Rows, shapes: Sequence[str], device: str) -> str | None:
+    """Return in a sentence what it brings that a base in parts is gathered ahead. None where both cases did not run."""
+    for shape in shapes:
+        ahead = _speed(rows, f"{shape} {PARTS}")
+        late = _speed(rows, f"{shape} {PARTS_LATE}")
+        if ahead and late:
+            text = f"gathering the next layer ahead: {ahead / late:.2f} times the speed ({shape})"
+            if device == "cpu":
+                text += "; on a CPU this means nothing, as the same cores copy and compute"
+            return text
+    return None
 
 
 def _answer(question: BenchQuestion, rows: Rows, shape: str) -> tuple[dict[str, Any], str]:
