@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +25,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
-from kubetune.rundir import metrics
+from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import distill
 from kubetune.training import worker
 from kubetune.training.reference import server_meetings
@@ -44,6 +46,7 @@ ON_VLLM: tuple[dict[str, Any], ...] = (
     {"support": "teacher_k", "top_k": 64, "rest": "renormalise", "temperature": 0.7},
     {"support": "teacher_k", "top_k": 512, "lmbda": 1, "max_completion_length": 6},
 )
+WAYS = {"teacher_k": "/v1/completions", "student_k": "/inference/v1/generate"}
 FLAGS = "--max-logprobs 512 --enable-scale-out"
 
 
@@ -244,6 +247,35 @@ def test_a_teacher_that_does_wrong_ends_the_run_by_name(
     )
     assert np.isfinite(losses_of(run_dir)).all()
     assert len(losses_of(run_dir)) >= learnt
+
+
+@pytest.mark.parametrize(
+    ("support", "ranks"),
+    [("student_k", 2), pytest.param("teacher_k", 1, marks=slow)],
+)
+def test_a_stop_while_a_teacher_hangs_saves_and_goes_on(
+    inputs: Path, servers: list[FakeServer], tmp_path: Path, support: str, ranks: int
+) -> None:
+    settings = {**DRAWING, "support": support, "top_k": 8, "timeout_seconds": 600}
+    config = served_config(inputs, servers, {"max_steps": 40}, **settings)
+    run_dir = toy.make_run(tmp_path / "run", config, ranks)
+    with started(worker.main, ranks, [str(run_dir)]) as processes:
+        wait_until(lambda: (run_dir / "metrics.jsonl").exists() and losses_of(run_dir))
+        servers[1].set_fault("hang")
+        # A step of eight rows asks both.
+        seen = len(servers[1].calls(WAYS[support]))
+        wait_until(lambda: len(servers[1].calls(WAYS[support])) > seen)
+        for process in processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+        assert wait_all(processes) == [errors.PREEMPTED] * ranks
+    stopped = checkpoints.newest_step(run_dir)
+    assert 0 < stopped < 40
+    servers[1].restart()
+    servers[1].set_fault("")
+    assert toy.train(run_dir, ranks) == [0] * ranks
+    whole = toy.finished(tmp_path / "whole", config, ranks)
+    assert toy.digests(run_dir) == toy.digests(whole)
 
 
 def test_vocabularies_that_are_padded_otherwise_are_compared_where_they_are_alike(

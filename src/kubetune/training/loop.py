@@ -100,6 +100,9 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
 
     # All ranks: agree, add up the gradient, and look at it before weights move.
     agreement = _agree(run, values, computed)
+    if agreement.is_stopping and math.isnan(agreement.measured["loss"]):
+        # A stop was asked for while a teacher on a server was waited for. The step is dropped; no weight has moved.
+        end_of_step.stop(run, state, run_log)
     norm = run.optimizer.reduce_gradient(run.world) / state.loss_scale
     if state.loss_scale > 1.0 and not math.isfinite(norm):
         return loss_scale.lowered(run.optimizer, state)

@@ -86,6 +86,8 @@ class TeacherOnServers:
     seconds: float
     rank: int
     of_student: bool  # True: it is asked for the student's likeliest tokens
+    # A stop ends the waiting, and what did not come is NaN: the loop drops the step.
+    is_stopping: Callable[[], bool] = lambda: False
     # What is under way for the micro-batches of a step: the samples of each, and what waits for their numbers.
     _ahead: deque[tuple[tuple[int, ...], Callable[[], Tensor]]] = field(default_factory=deque)
 
@@ -119,11 +121,14 @@ class TeacherOnServers:
 
         def answered() -> Tensor:
             by_place = {}
-            for question, numbers in collected(scores):
+            for question, numbers in collected(scores, self.is_stopping):
                 by_place[question.place] = numbers
-            parts = [by_place[place] for place in sorted(by_place)]
-            nothing = np.empty((0, 2 * self.number + 1), np.float32)
-            return torch.from_numpy(np.concatenate([nothing, *parts]))
+            parts = [np.empty((0, 2 * self.number + 1), np.float32)]
+            for question in questions:
+                missing = np.zeros((len(question.row.places), 2 * self.number + 1), np.float32)
+                missing[:, self.number :] = np.nan
+                parts.append(by_place.get(question.place, missing))
+            return torch.from_numpy(np.concatenate(parts))
 
         return answered
 
@@ -153,16 +158,23 @@ class Scores(Calls[Question, "NDArray[Any]"]):
         )
 
 
-def collected(calls: Calls[Item, Answer]) -> list[tuple[Item, Answer]]:
-    """Return all answers. Raise EnvironmentFault if a server does not answer in time; the others are asked no more."""
+def collected(
+    calls: Calls[Item, Answer], is_stopping: Callable[[], bool] = lambda: False
+) -> list[tuple[Item, Answer]]:
+    """Return all answers; those that have come if a stop was asked for meanwhile.
+
+    Raise EnvironmentFault if a server does not answer in time.
+    """
     answers: list[tuple[Item, Answer]] = []
     try:
         while not calls.is_done:
             heartbeat.beat("teacher")
             answers += calls.arrived(_LOOK_SECONDS)
-    except errors.KubetuneError:
+            if is_stopping():
+                break
+    finally:
+        # Those that have answered are not asked again.
         calls.cancel()
-        raise
     return answers
 
 

@@ -94,14 +94,14 @@ class Meetings(Calls[Place, Met]):
             probe = numbers[:, 1].tolist()
         except Refused as error:
             raise errors.ConfigError(
-                f"{KEY}: server {server.url} {error}. {self._needed()}"
+                f"{KEY}: server {server.url} {str(error).rstrip('.')}. {self._needed()}"
             ) from None
         except Unknown as error:
             # The address is known to any vLLM, but for the newer of both.
             if teacher_wire.GENERATE not in str(error):
                 raise
             raise errors.ConfigError(
-                f"{KEY}: server {server.url} {error}. {self._needed()}"
+                f"{KEY}: server {server.url} {str(error).rstrip('.')}. {self._needed()}"
             ) from None
         return Met(model, self._longest if most is None else most - 1, probe, tokens)
 

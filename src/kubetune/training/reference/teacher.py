@@ -145,6 +145,7 @@ def _with_servers(start: RankStart, learner: Learner) -> Learner:
             start, source, {"served": True, "tokens": met.tokens}, numbers, partial(scores, learner)
         )
         on_main(partial(_require_kept, start.data.train, teacher), start.world)
+    teacher = replace(teacher, is_stopping=lambda: start.stop.requested)
     return replace(learner, served_teacher=teacher, compared_tokens=met.tokens)
 
 
