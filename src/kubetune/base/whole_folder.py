@@ -165,13 +165,9 @@ def damage(
     """
     present = contents(folder, but)
     # Names first, then content.
-    missing = sorted(listed.keys() - present.keys())
-    if missing:
-        return f"lacks {', '.join(missing)}"
-    foreign = sorted(present.keys() - listed.keys())
-    if foreign:
-        return f"holds {', '.join(foreign)}, which its manifest does not name"
-
+    problem = wrong_names(present, listed)
+    if problem:
+        return problem
     for name, path in present.items():
         size = path.stat().st_size
         # The size first, since it costs nothing.
@@ -179,6 +175,17 @@ def damage(
             return f"has {size:,} bytes instead of {listed[name]['bytes']:,} in {name}"
         if digest(path) != listed[name]["sha256"]:
             return f"has damage in {name} (its checksum differs)"
+    return None
+
+
+def wrong_names(present: Mapping[str, Path], listed: Mapping[str, Any]) -> str | None:
+    """Return which files a manifest lists that are not there, or does not list; None if there are none such."""
+    missing = sorted(listed.keys() - present.keys())
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    foreign = sorted(present.keys() - listed.keys())
+    if foreign:
+        return f"holds {', '.join(foreign)}, which its manifest does not name"
     return None
 
 

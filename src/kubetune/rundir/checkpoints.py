@@ -128,12 +128,9 @@ def verify(
         return "has a manifest that kubetune has not written so"
     # Names, then links, then sizes and content.
     present = whole_folder.contents(folder, but=MANIFEST)
-    missing = sorted(listed.keys() - present.keys())
-    if missing:
-        return f"lacks {', '.join(missing)}"
-    foreign = sorted(present.keys() - listed.keys())
-    if foreign:
-        return f"holds {', '.join(foreign)}, which its manifest does not name"
+    problem = whole_folder.wrong_names(present, listed)
+    if problem:
+        return problem
     for name in sorted(present):
         if present[name].is_symlink():
             return f"holds {name} as a link, where the file itself is expected"

@@ -6,13 +6,11 @@ errors.py.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kubetune import errors
-from kubetune.base import faults
+from kubetune.base.pod_worker import exit_code_of
 from kubetune.base.registry import pull
 
 
@@ -28,24 +26,10 @@ def fetch_all(folder: Path, words: Sequence[str]) -> None:
         print(f"kubetune: {address} is in {image}", flush=True)
 
 
-def _leave(number: int, frame: object) -> None:
-    sys.exit(errors.PREEMPTED)
-
-
 def main(argv: Sequence[str]) -> int:
     """Fetch. Return the exit code."""
-    # The first process of a container ignores signals that it does not handle.
-    signal.signal(signal.SIGTERM, _leave)
     folder, *words = argv
-    try:
-        fetch_all(Path(folder), words)
-    except Exception as error:
-        fault = faults.known(error)
-        if fault is None:
-            raise
-        print(f"kubetune: {fault}", file=sys.stderr)
-        return fault.exit_code
-    return errors.OK
+    return exit_code_of(lambda: fetch_all(Path(folder), words))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,11 @@ class SplitCounts:
         """Return a finding about this split."""
         return Finding(id, severity, self.split, sentence, number, places, advice)
 
+    def counted_warning(self, what: str, sentence: str, advice: str = "") -> Finding:
+        """Return a warning of what is counted under a name, with the first places of it."""
+        places = self.counted_places(what)
+        return self.finding("warning", what, sentence, self.stats[what], places, advice)
+
 
 def find(
     spec: DataSpec,
@@ -254,14 +259,7 @@ def _lost(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counts.records(number)} {fate.format(limit=limit)}"
-            yield counts.finding(
-                "warning",
-                what,
-                sentence,
-                number,
-                counts.counted_places(what),
-                advice,
-            )
+            yield counts.counted_warning(what, sentence, advice)
 
 
 # Rows that lack or have something of which their records say nothing: counted under, how they are, what to do.
@@ -322,26 +320,13 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counts.records(number)} {meaning}"
-            yield counts.finding(
-                "warning",
-                what,
-                sentence,
-                number,
-                counts.counted_places(what),
-                advice,
-            )
+            yield counts.counted_warning(what, sentence, advice)
 
     for what, unit, meaning in _IMAGES:
         number = counts.stats[what]
         if number:
             sentence = f"{counted(number, unit)} of {counts.name} {meaning}"
-            yield counts.finding(
-                "warning",
-                what,
-                sentence,
-                number,
-                counts.counted_places(what),
-            )
+            yield counts.counted_warning(what, sentence)
 
 
 def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:

@@ -7,13 +7,12 @@ the hub again. The exit code is one of errors.py.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kubetune import errors
-from kubetune.base import faults, files, locks
+from kubetune.base import files, locks
+from kubetune.base.pod_worker import exit_code_of
 from kubetune.config.load import load_config
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading.hub import (
@@ -75,24 +74,10 @@ def _fetch(
         print(f"kubetune: {repo} is in {folder}", flush=True)
 
 
-def _leave(number: int, frame: object) -> None:
-    sys.exit(errors.PREEMPTED)
-
-
 def main(argv: Sequence[str]) -> int:
     """Fetch what the config names. Return the exit code."""
-    # The first process of a container ignores signals that it does not handle.
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        fetch(load_config(Path(argv[0]), environ=os.environ).model)
-    except Exception as error:
-        fault = faults.known(error)
-        if fault is None:
-            raise
-        print(f"kubetune: {fault}", file=sys.stderr)
-        return fault.exit_code
-
-    return errors.OK
+    config = Path(argv[0])
+    return exit_code_of(lambda: fetch(load_config(config, environ=os.environ).model))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ from typing import Any, Final, cast
 from kubetune.config.metric_names import ProblemType
 from kubetune.config.schema import ClassificationConfig, ModelConfig, SourceConfig
 from kubetune.data.reading import hub
-from kubetune.data.reading.examples import Label, Labelled
+from kubetune.data.reading.examples import Example, Label, Labelled
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.labelled import label_key
+from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import class_names, read_source
 from kubetune.data.reading.strict_json import JsonObject
@@ -193,12 +194,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _SeenLabels:
             names = ()
         for record in read_source(source, Problems()):
             try:
-                example = convert(
-                    record.value,
-                    source.format,
-                    source.columns,
-                    kind="labelled",
-                )
+                example = _example(record, source)
             except ValueError as error:
                 seen.first_bad = seen.first_bad or f"{record.where}: {error}"
                 continue
@@ -223,6 +219,11 @@ def _look_through(sources: Sequence[SourceConfig]) -> _SeenLabels:
     raise DataError(
         f"data.train holds no record that can be read. {seen.first_bad}. {_NOTHING_WRITTEN}"
     )
+
+
+def _example(record: Record, source: SourceConfig) -> Example:
+    """Return a record as an example with a label. Raise ValueError if it is none."""
+    return convert(record.value, source.format, source.columns, kind="labelled")
 
 
 def _require_one_reading(sources: Sequence[SourceConfig], names: Sequence[str]) -> None:
@@ -250,12 +251,7 @@ def _only_zero_and_one(source: SourceConfig) -> str:
     first = ""
     for record in read_source(source, Problems()):
         try:
-            example = convert(
-                record.value,
-                source.format,
-                source.columns,
-                kind="labelled",
-            )
+            example = _example(record, source)
         except ValueError:
             continue  # reported when it is encoded
 
