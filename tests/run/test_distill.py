@@ -196,6 +196,8 @@ def test_ranks_train_as_one_and_the_result_is_exported(inputs: Path, tmp_path: P
     for name in DISTILL_MEASURES:
         is_measured = name not in ("teacher_mass", "student_mass", "overlap")
         assert (steps[0].get(name) is not None) == is_measured, name
+    evaluations = [line for line in metrics.read_metrics(one) if "eval_loss" in line]
+    assert evaluations[-1]["eval_divergence"] < steps[0]["divergence"]
     for line in metrics.read_lines(one / metrics.TIMINGS):
         assert 0 < line["teacher_seconds"] < line["seconds"]
         assert line["train_seconds"] == line["seconds"] - line["teacher_seconds"]
@@ -300,6 +302,8 @@ def test_what_a_teacher_said_is_kept_and_the_same(inputs: Path, tmp_path: Path) 
     assert "loading the teacher" not in log
     assert f"under the teacher {inputs / 'teacher'}: found" in log
     toy.require_like(run_dir, again)
+    evaluations = [line for line in metrics.read_metrics(again) if "eval_loss" in line]
+    assert all("eval_divergence" in line for line in evaluations)
     # Too large to be kept: the teacher is asked at each step.
     other = {**settings, "lmbda": 0.0}
     asked = toy.make_run(tmp_path / "asked", config_of(inputs, distill=other, data=data))

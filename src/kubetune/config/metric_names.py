@@ -28,6 +28,7 @@ TELLING: Final = ("reward", "reward_std", "accuracy", "margin", "divergence", "a
 # The same of evaluations: what the last lines of a run say of the model before training and of the best checkpoint.
 TOLD_AT_THE_END: Final = (
     "loss",
+    "divergence",
     "accuracy",
     "f1_macro",
     "f1_micro",
@@ -111,6 +112,8 @@ def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[s
     if task in ("preference", "reward_model"):
         measures = PREFERENCE_MEASURES if task == "preference" else REWARD_MEASURES
         return ("eval_loss", *(f"eval_{name}" for name in measures if judged or name != "kl"))
+    if task == "distill":
+        return (*LANGUAGE_METRICS, "eval_divergence")
     # causal_lm and vision_language
     if task != "sequence_classification":
         return LANGUAGE_METRICS

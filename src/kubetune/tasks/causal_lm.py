@@ -37,6 +37,9 @@ class Sums(NamedTuple):
     samples: NDArray[np.int64]  # [sequences] row ids
     sample_losses: NDArray[np.float64]  # [sequences]
     sample_labels: NDArray[np.float64]  # [sequences] number of labels
+    # Of distillation: the divergence from the teacher, and of how many labels it is known.
+    divergence: float = 0.0
+    num_compared: float = 0.0
 
 
 class CausalLM(Task):

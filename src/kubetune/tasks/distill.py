@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kubetune.config.metric_names import DISTILL_MEASURES
-from kubetune.distributed.process_group import wait_for_device
+from kubetune.distributed.process_group import sum_numbers, wait_for_device
 from kubetune.kernels.divergence import (
     KeptTeacher,
     LocalTeacher,
@@ -28,7 +28,7 @@ from kubetune.models.attention_hooks import packed
 from kubetune.tasks.causal_lm import CausalLM, head_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kubetune.batching.batch import Batch
     from kubetune.config.schema import DistillConfig, TrainingConfig
@@ -61,6 +61,28 @@ class Distill(CausalLM):
             # Inside of `packed`: recomputed activations attend once more.
             learner.routing.backward(value, scale)
         return torch.cat([value.detach()[None], sums * scale])
+
+    @torch.no_grad()
+    def evaluate(self, learner: Learner, batch: Batch) -> Any:
+        """Return the `Sums` over one micro-batch, with its divergence if the teacher can say something of it."""
+        sums = super().evaluate(learner, batch)
+        teachers = (batch.teacher, learner.teacher, learner.served_teacher)
+        if all(teacher is None for teacher in teachers):
+            return sums
+        teacher = _teacher_before(learner, batch)
+        with packed(batch.cu_seqlens, parents=batch.parents):
+            _, measures = fsdp.inside(learner.lm, _summed_loss, learner, batch, teacher, 1.0)
+        return sums._replace(divergence=float(measures[0]), num_compared=sums.num_labels)
+
+    def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
+        """Return the metrics of a language model, and the mean divergence from the teacher where it is known."""
+        values = super().metrics(learner, parts, world)
+        divergence = sum((part.divergence for part in parts), 0.0)
+        labels = sum((part.num_compared for part in parts), 0.0)
+        divergence, labels = sum_numbers([divergence, labels], world)
+        if labels:
+            values["eval_divergence"] = divergence / labels
+        return values
 
 
 TASK: Final = Distill()

@@ -6,6 +6,7 @@ from typing import Literal
 
 from kubetune.config.metric_names import metrics_of
 from kubetune.config.schema.data import SourceConfig
+from kubetune.config.schema.distill import ITSELF
 from kubetune.config.schema.grpo import GrpoConfig
 from kubetune.config.schema.model import VisionConfig
 from kubetune.config.schema.run_sections import RunSections
@@ -44,9 +45,13 @@ class RunFacts(RunSections):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Return all metrics that evaluations of this task may have."""
-        return metrics_of(
+        names = metrics_of(
             self.task, self.classification.problem_type, judged=self.record_kind == "judged"
         )
+        if self.distill.teacher == ITSELF and self.lora is not None:
+            # The model with its adapter off is asked about drawn answers alone.
+            names = tuple(name for name in names if name != "eval_divergence")
+        return names
 
     @property
     def task_name(self) -> str:

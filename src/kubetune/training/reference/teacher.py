@@ -167,7 +167,12 @@ def _keep(
         place.whose,
         phase="teacher",
     )
-    start.data.train.teacher = tables_of(place, {"train": start.data.train}, asked, ask)["train"]
+    splits = {"train": start.data.train}
+    if start.data.eval is not None:
+        splits["eval"] = start.data.eval
+    tables = tables_of(place, splits, asked, ask)
+    for split, rows in splits.items():
+        rows.teacher = tables[split]
 
 
 def _require_same_teacher(run_dir: Path, source: Named, probe: Sequence[float] = ()) -> None:
