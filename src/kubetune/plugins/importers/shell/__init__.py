@@ -26,5 +26,6 @@ def read_script(text: str) -> Script:
     doubts = doubts_of(tree)
     walk = Walk(Values(doubts))
     walk.all(tree.named_children)
-    walk.script.unclear |= doubts.of_names | walk.values.unclear
-    return walk.script
+    script = walk.commands.script
+    script.unclear |= doubts.of_names | walk.values.unclear
+    return script

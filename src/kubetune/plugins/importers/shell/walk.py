@@ -1,30 +1,19 @@
-"""The walk through a script: assignments, commands and branches."""
+"""The walk through a script: its statements in their order, and its branches."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from tree_sitter import Node
 
-from kubetune.plugins.importers.shell.beyond import NOT_FOLLOWED, may_set_anything
+from kubetune.plugins.importers.shell.beyond import NOT_FOLLOWED
+from kubetune.plugins.importers.shell.commands import Commands
 from kubetune.plugins.importers.shell.comparisons import negated, tested
-from kubetune.plugins.importers.shell.nodes import field_of, first_line_of, line_of, text_of
-from kubetune.plugins.importers.shell.state import (
-    Alternatives,
-    Command,
-    Script,
-    Value,
-    Word,
-    added,
-    doubted,
-    merged,
-)
+from kubetune.plugins.importers.shell.nodes import first_line_of, line_of
+from kubetune.plugins.importers.shell.state import merged
 from kubetune.plugins.importers.shell.values import Values
 
-_MOST_COMMANDS: Final = 10_000
-_QUIET_COMMANDS: Final = ("echo", "printf", "set", "trap", "shift", "wait")
 # Commands before `&&` that ask something; others prepare what follows them.
 _QUESTIONS: Final = ("test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
 _SILENT: Final = ("comment", "test_command", "heredoc_body", "file_redirect", "word")
@@ -43,9 +32,8 @@ class Walk:
     """
 
     def __init__(self, values: Values) -> None:
-        self.script = Script()
         self.values = values
-        self.conditions: list[str] = []  # around the present place, not known
+        self.commands = Commands(values)
 
     def all(self, nodes: Sequence[Node]) -> None:
         """Walk through statements."""
@@ -67,9 +55,11 @@ class Walk:
         """Walk through what sets no variable for what follows, or none that is followed."""
         before = self.values.state.copy()
         if node.type in NOT_FOLLOWED:
-            self.conditions.append(f"{NOT_FOLLOWED[node.type]} calls it (line {line_of(node)})")
+            self.commands.conditions.append(
+                f"{NOT_FOLLOWED[node.type]} calls it (line {line_of(node)})"
+            )
             self.all(node.named_children)
-            self.conditions.pop()
+            self.commands.conditions.pop()
         else:
             self.statement_itself(node)
         self.values.state = before
@@ -78,91 +68,21 @@ class Walk:
         """Walk through one statement."""
         match node.type:
             case "command":
-                self.command(node)
+                self.commands.follow(node)
             case "variable_assignment":
-                self.assign(node)
+                self.commands.assign(node)
             case "declaration_command":
-                self.declare(node)
+                self.commands.declare(node)
             case "if_statement":
                 self.if_statement(node)
             case "list":
                 self.truth_of_list(node)
             case "ERROR":
                 why = "cannot be read as bash, so what it does is not known"
-                self.script.unread[line_of(node)] = why
+                self.commands.script.unread[line_of(node)] = why
             case other if other not in _SILENT:
                 # Groups, and commands with redirections.
                 self.all(node.named_children)
-
-    def assign(self, node: Node) -> None:
-        """Follow NAME=value, NAME+=value, NAME=( … ) and NAME+=( … )."""
-        name = field_of(node, "name")
-        if not name.isidentifier():
-            return  # one item of an array
-        source = node.child_by_field_name("value")
-        value: Value = ""
-        if source is not None and source.type == "array":
-            value = tuple(self.values.words(source.named_children))
-        elif source is not None:
-            value = self.values.text(source)
-        if any(child.type == "+=" for child in node.children):
-            value = added(self.values.get(name) or "", value)
-        self.values.set(name, value, node)
-
-    def declare(self, node: Node) -> None:
-        """Follow `export`, `declare` and `readonly`."""
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                self.assign(child)
-            if node.children[0].type == "export":
-                self.values.state.exported |= {text_of(child).partition("=")[0]}
-
-    def command(self, node: Node) -> None:
-        """Follow one command: a program that is kept, `exit`, or what may set any variable."""
-        nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
-        before = self.values.state.copy()
-        words = self.values.words(nodes)
-        texts = [word.text for word in words]
-        # NAME=value before a program is its environment.
-        while texts and re.match(r"\w+=", texts[0]):
-            self.values.state = before
-            del texts[0]
-        program = texts[0] if texts else ""
-        line = line_of(node)
-        if program == "exit":
-            self.values.state.has_ended = True
-        elif program == "exec":
-            self.keep(line, words[1:])
-            self.values.state.has_ended = True
-        elif program in ("source", ".", "eval"):
-            self.script.unread[line] = f"{program}: what it sets is not known"
-            if may_set_anything(program, " ".join(texts[1:])):
-                self.doubt_all(f"`{program}` may set anew (line {line})")
-        elif program and program not in _QUIET_COMMANDS:
-            self.keep(line, words)
-
-    def keep(self, line: int, words: Sequence[Word]) -> None:
-        """Keep a program that the script calls."""
-        if len(self.script.commands) >= _MOST_COMMANDS:
-            return
-        exported = {}
-        for name in sorted(self.values.state.exported):
-            value = self.values.get(name)
-            if isinstance(value, Alternatives):
-                value = self.values.left_open(name, value.why)
-            if isinstance(value, str):
-                exported[name] = value
-        condition = ""
-        for around in self.conditions:
-            condition = around or condition
-        self.script.commands.append(Command(line, tuple(words), exported, condition))
-
-    def doubt_all(self, why: str) -> None:
-        """Take variables for not certain behind what may set any of them anew."""
-        # HOME is no variable that the script sets in a line.
-        values = self.values.state.values
-        for name in self.values.state.lines.keys() & values.keys():
-            values[name] = doubted(values[name], why)
 
     def branches(self, branches: Sequence[Branch]) -> None:
         """Walk through branches, of which the script takes one.
@@ -174,9 +94,9 @@ class Walk:
         ends = []
         for condition, walk in branches:
             self.values.state = before.copy()
-            self.conditions.append(condition)
+            self.commands.conditions.append(condition)
             walk()
-            self.conditions.pop()
+            self.commands.conditions.pop()
             ends.append(self.values.state)
         self.values.state = merged(before, ends)
 
