@@ -100,8 +100,7 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
 
     # All ranks: agree, add up the gradient, and look at it before weights move.
     agreement = _agree(run, values, computed)
-    if agreement.is_stopping and math.isnan(agreement.measured["loss"]):
-        # A stop was asked for while a teacher on a server was waited for. The step is dropped; no weight has moved.
+    if _is_dropped(agreement):
         end_of_step.stop(run, state, run_log)
     norm = run.optimizer.reduce_gradient(run.world) / state.loss_scale
     if state.loss_scale > 1.0 and not math.isfinite(norm):
@@ -123,6 +122,11 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     if agreement.is_stopping:
         end_of_step.stop(run, state, run_log)
     return end_of_step.finish(run, state, run_log)
+
+
+def _is_dropped(agreement: Agreement) -> bool:
+    """True if a stop came while a teacher on a server was waited for. No weight has moved, and the step is not whole."""
+    return agreement.is_stopping and math.isnan(agreement.measured["loss"])
 
 
 def _update(run: Run, state: State, work: Work, norm: float) -> None:
