@@ -88,8 +88,8 @@ def learner_of(inputs: Path, settings: DistillConfig) -> Learner:
 
 def asking(settings: DistillConfig, urls: list[str], tokenizer: Any) -> TeacherOnServers:
     number = min(settings.top_k, 512)
-    met = server_meetings.meet(settings, number, 512, 100, tokenizer)
     servers = [Server(url) for url in urls]
+    met = server_meetings.meet(servers, settings, number, 512, 100, tokenizer)
     of_student = settings.support == "student_k"
     return TeacherOnServers(
         servers, met.model, met.most_tokens, number, 512, 30, 0, of_student=of_student
@@ -337,15 +337,18 @@ def test_other_weights_under_the_same_name_are_noticed(inputs: Path, tmp_path: P
         server.start()
         assert toy.train(stopped) == [errors.USER]
         assert "is not the teacher that this run began with" in toy.log_of(stopped)
-        again = toy.make_run(tmp_path / "again", config)
-        assert toy.train(again) == [errors.USER]
-        assert "--served-model-name" in toy.log_of(again)
+        # What is kept under the name is of the other weights, and stays for them.
+        again = toy.finished(tmp_path / "again", config)
+        assert "computed in" in toy.log_of(again)
+        assert losses_of(again) != losses_of(one)
+        once_more = toy.finished(tmp_path / "once more", config)
+        assert "computed in" not in toy.log_of(once_more)
+        assert losses_of(again) == losses_of(once_more)
         with running(inputs / "teacher", tmp_path / "second") as (second,):
             second.set_flags(FLAGS)
             both = toy.make_run(tmp_path / "both", served_config(inputs, [server, second]))
             assert toy.train(both) == [errors.USER]
             assert "expected one teacher" in toy.log_of(both)
-    assert losses_of(one)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ of a server that does not answer in time.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,24 +39,6 @@ Answer = TypeVar("Answer")
 def addresses(settings: DistillConfig) -> tuple[str, ...]:
     """Return the addresses of the servers that are the teacher, from the run file or of pods; none without servers."""
     return settings.urls or tuple(os.environ.get(SAMPLERS, "").split())
-
-
-@dataclass(frozen=True)
-class ServedSource:
-    """A teacher on servers as messages and digests know it. Which weights they have, nobody can ask them."""
-
-    model: str  # as the servers call it
-    urls: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Return what messages call it."""
-        return f"{self.model} on {', '.join(self.urls)}"
-
-    @property
-    def digest(self) -> str:
-        """Return what tells it from others."""
-        return hashlib.sha256(self.name.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -115,8 +96,8 @@ class TeacherOnServers:
         questions = []
         for place, (row, of_row) in enumerate(zip(rows, of_rows, strict=True)):
             if row.places:
-                asked = None if of_row is None else of_row.numpy()
-                questions.append(Question(place, row, asked))
+                of_label = None if of_row is None else of_row.numpy()
+                questions.append(Question(place, row, of_label))
         scores = Scores(self, questions)
 
         def answered() -> Tensor:
@@ -143,11 +124,9 @@ class Scores(Calls[Question, "NDArray[Any]"]):
 
     def _ask(self, item: Question, server: Server, deadline: float) -> NDArray[Any]:
         teacher = self._teacher
-        if item.ids is None:
-            return likeliest_of(
-                server, teacher.model, item.row, teacher.number, teacher.width, deadline
-            )
-        return scores_of(server, teacher.model, item.row, item.ids, deadline)
+        return asked(
+            server, teacher.model, item.row, item.ids, teacher.number, teacher.width, deadline
+        )
 
     def _fault(
         self, item: Question, server: Server, attempts: int, reason: str
@@ -178,18 +157,20 @@ def collected(
     return answers
 
 
-def likeliest_of(
-    server: Server, model: str, row: WholeRow, number: int, width: int, deadline: float
+def asked(
+    server: Server,
+    model: str,
+    row: WholeRow,
+    ids: NDArray[Any] | None,
+    number: int,
+    width: int,
+    deadline: float,
 ) -> NDArray[Any]:
-    """Return what a server says of the likeliest tokens at the places of a row."""
+    """Return what a server says of tokens `[labels, k]` at the places of a row; without ids, of the likeliest ones."""
+    if ids is not None:
+        request = teacher_wire.scoring_request(model, row, ids)
+        reply = server.ask(teacher_wire.GENERATE, request, deadline)
+        return teacher_wire.scores_in(reply, row, ids)
     request = teacher_wire.likeliest_request(model, row, number)
     reply = server.ask(teacher_wire.COMPLETIONS, request, deadline)
     return teacher_wire.likeliest_in(reply, row, number, width)
-
-
-def scores_of(
-    server: Server, model: str, row: WholeRow, ids: NDArray[Any], deadline: float
-) -> NDArray[Any]:
-    """Return what a server says of tokens `[labels, k]` at the places of a row."""
-    request = teacher_wire.scoring_request(model, row, ids)
-    return teacher_wire.scores_in(server.ask(teacher_wire.GENERATE, request, deadline), row, ids)

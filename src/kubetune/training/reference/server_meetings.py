@@ -12,7 +12,7 @@ from kubetune import errors
 from kubetune.batching.whole_rows import WholeRow
 from kubetune.scoring.rewards.named_models import other_tokens
 from kubetune.training.reference import teacher_wire
-from kubetune.training.reference.served_teacher import addresses, collected, likeliest_of, scores_of
+from kubetune.training.reference.served_teacher import asked, collected
 from kubetune.training.rollouts.servers.calls import Calls, times
 from kubetune.training.rollouts.servers.vllm_client import Refused, Server, Unknown
 
@@ -90,15 +90,11 @@ class Meetings(Calls[Place, Met]):
             tokens = self._compared(server, model, deadline)
             # In the way that any server knows.
             row = WholeRow(0, self._ids[:_PROBED], list(range(_PROBED - 1)))
-            numbers = likeliest_of(server, model, row, 1, self._width, deadline)
+            numbers = asked(server, model, row, None, 1, self._width, deadline)
             probe = numbers[:, 1].tolist()
-        except Refused as error:
-            raise errors.ConfigError(
-                f"{KEY}: server {server.url} {str(error).rstrip('.')}. {self._needed()}"
-            ) from None
-        except Unknown as error:
-            # The address is known to any vLLM, but for the newer of both.
-            if teacher_wire.GENERATE not in str(error):
+        except (Refused, Unknown) as error:
+            # An address that is not known may come yet, but for the newer of both ways.
+            if isinstance(error, Unknown) and teacher_wire.GENERATE not in str(error):
                 raise
             raise errors.ConfigError(
                 f"{KEY}: server {server.url} {str(error).rstrip('.')}. {self._needed()}"
@@ -130,24 +126,20 @@ class Meetings(Calls[Place, Met]):
 
     def _knows(self, server: Server, model: str, token: int, deadline: float) -> bool:
         """True if a server answers for a token. Raise Refused if it refuses something else than the token."""
+        row = WholeRow(0, [token, 0], [0])
+        ids = None
+        if self._settings.support == "student_k":
+            row = WholeRow(0, [0, 0], [0])
+            others = [other for other in range(self._number) if other != token]
+            ids = np.array([[token, *others[: self._number - 1]]])
         try:
-            self._ask_about(server, model, token, deadline)
+            asked(server, model, row, ids, self._number, self._width, deadline)
         except Refused as error:
             # "Token id 384 is out of vocabulary", or "contain out-of-vocab token ids"
             if "vocab" not in str(error):
                 raise
             return False
         return True
-
-    def _ask_about(self, server: Server, model: str, token: int, deadline: float) -> None:
-        if self._settings.support == "teacher_k":
-            row = WholeRow(0, [token, 0], [0])
-            likeliest_of(server, model, row, self._number, self._width, deadline)
-        else:
-            row = WholeRow(0, [0, 0], [0])
-            others = [other for other in range(self._number) if other != token]
-            ids = np.array([[token, *others[: self._number - 1]]])
-            scores_of(server, model, row, ids, deadline)
 
     def _needed(self) -> str:
         """Return what a server of this run needs."""
@@ -182,13 +174,17 @@ def alike(logps: Any, others: Any) -> bool:
 
 
 def meet(
-    settings: DistillConfig, number: int, width: int, longest: int, tokenizer: Tokenizer
+    servers: Sequence[Server],
+    settings: DistillConfig,
+    number: int,
+    width: int,
+    longest: int,
+    tokenizer: Tokenizer,
 ) -> Met:
     """Return what is known of all servers: they have the same model, and read what the shortest-sighted of them reads.
 
     Raise ConfigError, ModelError or EnvironmentFault for servers that cannot teach this model.
     """
-    servers = [Server(url.rstrip("/")) for url in addresses(settings)]
     meetings = Meetings(servers, settings, number, width, longest, tokenizer)
     of_places = {place.number: met for place, met in collected(meetings)}
     first = of_places[0]

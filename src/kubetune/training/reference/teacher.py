@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from kubetune.tasks import distill
 from kubetune.training.reference import served_teacher, server_meetings
 from kubetune.training.reference.attached import Place, tables_of
 from kubetune.training.reference.scores import Asked, scores
-from kubetune.training.reference.served_teacher import ServedSource, TeacherOnServers
+from kubetune.training.reference.served_teacher import TeacherOnServers
 from kubetune.training.rollouts.servers.vllm_client import Server
 from kubetune.training.start.rank_start import RankStart
 
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 # Of the numbers that are kept: each rank holds them in memory.
 MOST_BYTES: Final = 4 << 30
+# Weights that servers had one after the other under the same name.
+_MOST_VERSIONS: Final = 100
 
 
 def with_teacher(start: RankStart, learner: Learner) -> Learner:
@@ -68,7 +70,8 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     tokens = _raised_together(start, partial(_compared_tokens, start, learner, source))
     learner = replace(learner, compared_tokens=tokens)
     load = partial(_raised_together, start, partial(_loaded, start, learner, source))
-    on_main(partial(_require_same_teacher, start.run_dir, source), start.world)
+    same = partial(_require_same_teacher, start.run_dir, source.name, source.digest)
+    on_main(same, start.world)
     if not _is_kept(start):
         return replace(learner, teacher=load())
 
@@ -76,56 +79,37 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
         return scores(load(), *args, **keys)
 
     facts = {
+        "teacher": source.digest,
         "dtype": str(choose_dtype(source.spec.model.dtype, start.world.device)),
         "attention": source.spec.model.attention,
         "quantization": source.spec.quantization,
         "temperature": start.model.distill.temperature,
         "tokens": tokens,
     }
-    _keep(start, source, facts, partial(_numbers, learner), ask)
+    _keep(start, source.name, facts, partial(_numbers, learner), ask)
     return learner
-
-
-def _require_kept(rows: Rows, teacher: TeacherOnServers) -> None:
-    """Raise ConfigError if a server says something else of the first row than what is kept of it."""
-    first = np.zeros(1, np.int64)
-    batch = batch_of(rows, first, None, share_prefixes=False)
-    assert rows.teacher is not None, "it was kept just now"
-    kept = rows.teacher[rows.label_places(first)]
-    logps = slice(teacher.number, -1)
-    if not server_meetings.alike(teacher.ask(batch, None)()[:, logps], kept[:, logps]):
-        raise errors.ConfigError(
-            f"distill.teacher: {teacher.model} says other things of row 0 than what was kept of a teacher of that name; "
-            "give it another one, by --served-model-name of vLLM"
-        )
-
-
-class Named(Protocol):
-    """A teacher as messages and digests know it."""
-
-    @property
-    def name(self) -> str:
-        """Return what messages call it."""
-
-    @property
-    def digest(self) -> str:
-        """Return what tells it from others."""
 
 
 def _with_servers(start: RankStart, learner: Learner) -> Learner:
     """Return the learner with a teacher on servers. Raise ConfigError, ModelError or EnvironmentFault without them."""
     settings = start.model.distill
+    urls = served_teacher.addresses(settings)
     width = learner.lm.config.get_text_config().vocab_size
     number = min(settings.top_k, width)
-    logs.STEP.info("asking the teacher on %s", ", ".join(served_teacher.addresses(settings)))
+    logs.STEP.info("asking the teacher on %s", ", ".join(urls))
+    servers = [Server(url.rstrip("/")) for url in urls]
+    tokenizer = start.data.tokenizer
     meet = partial(
-        server_meetings.meet, settings, number, width, _longest(start), start.data.tokenizer
+        server_meetings.meet, servers, settings, number, width, _longest(start), tokenizer
     )
     met = on_main(meet, start.world)
-    source = ServedSource(met.model, served_teacher.addresses(settings))
-    on_main(partial(_require_same_teacher, start.run_dir, source, met.probe), start.world)
+    # A server may move, and nobody can ask it for its weights: its name and a probe tell it from others.
+    digest = hashlib.sha256(met.model.encode()).hexdigest()
+    on_main(
+        partial(_require_same_teacher, start.run_dir, met.model, digest, met.probe), start.world
+    )
     teacher = TeacherOnServers(
-        servers=[Server(url.rstrip("/")) for url in source.urls],
+        servers=servers,
         model=met.model,
         most_tokens=met.most_tokens,
         number=min(number, met.tokens or width),
@@ -135,30 +119,51 @@ def _with_servers(start: RankStart, learner: Learner) -> Learner:
         of_student=settings.support == "student_k",
     )
     if _is_kept(start):
-
-        def numbers(_: Learner, batch: Batch) -> Any:
-            wait = teacher.ask(batch, None)
-            return lambda: wait().numpy()
-
-        # The model that learns is only there to be asked in units of its batches.
-        _keep(
-            start, source, {"served": True, "tokens": met.tokens}, numbers, partial(scores, learner)
-        )
-        on_main(partial(_require_kept, start.data.train, teacher), start.world)
+        _keep_of_servers(start, learner, teacher, {"teacher": digest, "tokens": met.tokens})
     teacher = replace(teacher, is_stopping=lambda: start.stop.requested)
     return replace(learner, served_teacher=teacher, compared_tokens=met.tokens)
 
 
+def _keep_of_servers(
+    start: RankStart, learner: Learner, teacher: TeacherOnServers, facts: dict[str, Any]
+) -> None:
+    """Give the rows what servers say of them, unless what is kept under the name is of other weights."""
+
+    def numbers(_: Learner, batch: Batch) -> Any:
+        wait = teacher.ask(batch, None)
+        return lambda: wait().numpy()
+
+    for version in range(_MOST_VERSIONS):
+        # The model that learns is only there to be asked in units of its batches.
+        served = {**facts, "served": version}
+        _keep(start, teacher.model, served, numbers, partial(scores, learner))
+        if on_main(partial(_is_as_kept, start.data.train, teacher), start.world):
+            return
+    raise errors.EnvironmentFault(
+        f"distill.teacher: {teacher.model} says other things of row 0 each time that it is asked; expected the same"
+    )
+
+
+def _is_as_kept(rows: Rows, teacher: TeacherOnServers) -> bool:
+    """True if a server says of the first row what is kept of it."""
+    first = np.zeros(1, np.int64)
+    batch = batch_of(rows, first, None, share_prefixes=False)
+    assert rows.teacher is not None, "it was kept just now"
+    logps = slice(teacher.number, -1)
+    kept = rows.teacher[rows.label_places(first)]
+    return server_meetings.alike(teacher.ask(batch, None)()[:, logps], kept[:, logps])
+
+
 def _keep(
     start: RankStart,
-    source: Named,
+    name: str,
     facts: dict[str, Any],
     of_batch: Callable[[Learner, Batch], Any],
     ask: Callable[..., Tables],
 ) -> None:
-    """Give the rows what the teacher says of them. `facts`: what decides it besides the teacher and the rows."""
-    key = _fingerprint(start, source, facts) if start.world.is_main else None
-    place = Place(start, "teacher_numbers", key, f"the teacher {source.name}")
+    """Give the rows what a teacher says of them. `facts`: what decides it besides the rows."""
+    key = _fingerprint(start, facts) if start.world.is_main else None
+    place = Place(start, "teacher_numbers", key, f"the teacher {name}")
     asked = Asked(
         of_batch,
         lambda rows, ids: rows.label_places(ids),
@@ -175,18 +180,19 @@ def _keep(
         rows.teacher = tables[split]
 
 
-def _require_same_teacher(run_dir: Path, source: Named, probe: Sequence[float] = ()) -> None:
+def _require_same_teacher(
+    run_dir: Path, name: str, digest: str, probe: Sequence[float] = ()
+) -> None:
     """Note which teacher a start has. Raise ConfigError if an earlier start had another one."""
     for event in reversed(metrics.read_events(run_dir)):
         if event["event"] == "teacher":
-            is_alike = server_meetings.alike(event.get("probe", ()), probe)
-            if event["digest"] != source.digest or not is_alike:
+            if event["digest"] != digest or not server_meetings.alike(event["probe"], probe):
                 raise errors.ConfigError(
-                    f"distill.teacher: {source.name} is not the teacher that this run began with, {event['name']}: its "
+                    f"distill.teacher: {name} is not the teacher that this run began with, {event['name']}: its "
                     "weights or settings are others; put that one back, or choose another `output`"
                 )
             return
-    metrics.record_event(run_dir, "teacher", name=source.name, digest=source.digest, probe=[*probe])
+    metrics.record_event(run_dir, "teacher", name=name, digest=digest, probe=[*probe])
 
 
 def _raised_together(start: RankStart, function: Any) -> Any:
@@ -287,13 +293,12 @@ def _numbers(learner: Learner, teacher: Learner, batch: Batch) -> Any:
         return kept_numbers(of_batch, batch.num_labels, settings.top_k).cpu().numpy()
 
 
-def _fingerprint(start: RankStart, source: Named, facts: dict[str, Any]) -> str:
+def _fingerprint(start: RankStart, facts: dict[str, Any]) -> str:
     """Return the SHA-256 of all that decides the numbers."""
     facts = {
         **facts,
         "format": FORMAT,
         "data": start.data.fingerprint,
-        "teacher": source.digest,
         "top_k": start.model.distill.top_k,
         # A model of other outputs is compared with the teacher anew.
         "outputs": start.model.model.path,
