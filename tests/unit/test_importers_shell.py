@@ -138,6 +138,26 @@ SCRIPTS = [
     "LR=$((-7 / 2))",
     "LR=$(((3 - 10) / 2))",
     "LR=$(((3 - 10) % 4))",
+    # Patterns, numbers in another base, words of a value.
+    "LR=2e-5; M=7B-x; if [[ $M == 7B* ]]; then LR=3e-5; fi",
+    'LR=2e-5; M=lora; [[ $M == "lo"* ]] && LR=3e-5',
+    "LR=2e-5; M=lora; S=lo; [[ $M == ${S}* ]] && LR=3e-5",
+    "LR=2e-5; M=1.5b; [[ $M != 1* ]] || LR=3e-5",
+    "LR=2e-5; P='a*'; [[ ab == $P ]] && LR=3e-5",
+    'LR=2e-5; case abc in "a*") LR=3e-5;; esac',
+    "LR=2e-5; case abc in a*) LR=3e-5;& b) LR=4e-5;; esac",
+    "LR=2e-5; LR=$((16#a))e-6",
+    "LR=2e-5; [[ 010 -eq 8 ]] && LR=3e-5",
+    "LR=2e-5; [[ 010 -eq 10 ]] && LR=3e-5",
+    "LR=2e-5; X=' a'; [ $X = a ] && LR=3e-5",
+    "LR=2e-5; [a = a] && LR=3e-5",
+    # Assignments that take place otherwise than they look.
+    "LR=2e-5; IFS=: read a LR <<< 1:3e-5",
+    "LR=2e-5; export A=3e-5 LR=$A",
+    "LR=2e-5; declare X=1 Y=$((X+1)); LR=${Y}e-5",
+    "LR=2e-5; local LR=3e-5 2>/dev/null",
+    "LR=2e-5; LR[0]=3e-5",
+    "LR=(2e-5 3e-5)",
 ]
 # Of these everything is certain.
 PLAIN = [

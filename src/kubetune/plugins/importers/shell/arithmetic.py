@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -38,8 +39,14 @@ def _result(node: ast.expr) -> int:
     return int(_OPERATIONS[type(sign).__name__](_result(left), _result(right)))
 
 
+# Python reads other characters otherwise than a shell: `16#a` is 10 in a shell.
+_CALCULATION: Final = re.compile(r"[\d\s()+*/%<>=!-]+")
+
+
 def calculated(text: str) -> int | None:
     """Return the result of `(64 + 2) / 4`, or None if a part is no number."""
+    if not _CALCULATION.fullmatch(text):
+        return None
     try:
         return _result(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, LookupError, ArithmeticError, RecursionError):

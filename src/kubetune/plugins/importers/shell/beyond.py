@@ -89,7 +89,10 @@ def doubts_of(tree: Node) -> Doubts:
         line = line_of(node)
         match node.type:
             case "variable_assignment":
-                assigned.setdefault(field_of(node, "name"), []).append(line)
+                name, bracket, _ = field_of(node, "name").partition("[")
+                assigned.setdefault(name, []).append(line)
+                if bracket:
+                    doubts.add(name, f"is set item by item (line {line})")
             case "declaration_command":
                 _declared(node, doubts, readonly)
             case "unset_command" if "$" in text_of(node) and not _is_in_function(node):
@@ -166,11 +169,16 @@ def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
     """Doubt what a declaration names in a way that is not followed."""
     line = line_of(node)
     options = ""
-    names = []
+    names: list[str] = []
     for child in node.named_children:
         text = text_of(child)
         if child.type in ("variable_name", "variable_assignment"):
-            names.append(text.partition("=")[0].rstrip("+").partition("[")[0])
+            name, _, value = text.partition("=")
+            name = name.rstrip("+").partition("[")[0]
+            # All values are filled in before the first of them is assigned.
+            if not set(re.findall(r"\w+", value)).isdisjoint(names):
+                doubts.add(name, f"is set from a variable of the same declaration (line {line})")
+            names.append(name)
         elif child.type == "word" and text.startswith("-"):
             options += text
         elif child.type != "word" or "=" in text or "$" in text:
@@ -178,7 +186,10 @@ def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
             doubts.add("", f"may be set by a declaration (line {line})")
     if "n" in options:
         doubts.add("", f"may have another name (line {line})")
+    has_no_effect = node.children[0].type == "local" and not _is_in_function(node)
     for name in names:
+        if has_no_effect:
+            doubts.add(name, f"is declared `local` outside of a function (line {line})")
         if _CONVERTING & set(options):
             doubts.add(name, f"is declared with {options} (line {line})")
         if node.children[0].type == "readonly" or "r" in options:
@@ -188,7 +199,13 @@ def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
 def _called(node: Node, doubts: Doubts) -> None:
     """Doubt what a command sets or changes in a way that is not followed."""
     line = line_of(node)
-    words = [text_of(child).strip("\"'") for child in node.named_children]
+    words = []
+    for child in node.named_children:
+        # NAME=value before a program is its environment.
+        if words or child.type != "variable_assignment":
+            words.append(text_of(child).strip("\"'"))
+    if not words:
+        return
     program, arguments = words[0], words[1:]
     if program == "let":
         _calculated(node, doubts)

@@ -31,12 +31,17 @@ _OF_NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-ge": operator.ge,
 }
 _PATTERN: Final = re.compile(r"[*?\[\]\\()]")
+# Quoted, these are no patterns.
+_QUOTED: Final = ("string", "raw_string")
+# Others, such as 010, are octal for [[ … ]] and decimal for [ … ].
+_DECIMAL: Final = re.compile(r"-?(0|[1-9]\d*)")
 _ENDS: Final = {"true": True, ":": True, "false": False}
 
 
 def tested(node: Node, values: Values) -> bool | None:
     """Return whether [ … ], [[ … ]], (( … )), `true` or `false` holds; None if that is not known."""
-    if node.type == "test_command" and node.named_children:
+    # `[a = b]` calls a program named `[a`.
+    if node.type == "test_command" and node.named_children and text_of(node)[1] in "[ \t":
         return _holds(node.named_children[0], values)
     if is_calculated_test(node):
         number = values.arithmetic(text_of(node)[2:-2])
@@ -76,8 +81,8 @@ def _text(node: Node, values: Values) -> str | None:
     """Return what a side of a test stands for; None if that is not known, or is no one word."""
     text = values.text(node)
     # Without quotes a value is split into words in [ … ]: of an empty one nothing is left.
-    is_bare = node.type in ("simple_expansion", "expansion") and len(text.split()) != 1
-    is_pattern = node.type in ("extglob_pattern", "regex") and _PATTERN.search(text)
+    is_bare = node.type in ("simple_expansion", "expansion") and text.split() != [text]
+    is_pattern = node.type not in _QUOTED and _PATTERN.search(text)
     # The home folder is another one on each machine: here it is `~`.
     if is_bare or is_pattern or not is_known(text) or "~" in text:
         return None
@@ -106,9 +111,6 @@ def _compared(left: str | None, sign: str, right: str | None) -> bool | None:
         return None
     if sign in _OF_TEXTS:
         return (left == right) == (sign != "!=")
-    if sign not in _OF_NUMBERS:
+    if sign not in _OF_NUMBERS or not _DECIMAL.fullmatch(left) or not _DECIMAL.fullmatch(right):
         return None
-    try:
-        return _OF_NUMBERS[sign](int(left), int(right))
-    except ValueError:
-        return None
+    return _OF_NUMBERS[sign](int(left), int(right))

@@ -69,7 +69,8 @@ class Values:
         """Return the words of one node: "${ARGS[@]}" and $ARGS stand for many, any other for one."""
         value = self.get(_whole_variable(node))
         if isinstance(value, tuple):
-            return list(value)
+            # $ARGS is the first word of an array.
+            return list(value) if "[" in text_of(node) else list(value[:1])
         if isinstance(value, Alternatives) and node.type != "string" and _holds_options(value):
             options = " ".join(value.texts)
             return [Word(word, value.why) for word in options.split()]
