@@ -14,6 +14,10 @@ from kubetune.plugins.importers import import_config
 SWIFT = (
     "swift rlhf --rlhf_type gkd --model a/b --dataset org/chats --use_hf true --tuner_type lora "
 )
+AXOLOTL = (
+    "base_model: a/b\ndatasets: [{path: org/d, type: chat_template}]\nsequence_len: 512\n"
+    "learning_rate: 1e-4\n"
+)
 TRL = "model_name_or_path: a/b\ndataset_name: org/chats\n"
 GKD = {"teacher": "a/big", "beta": 0.5, "lmbda": 0.5, "temperature": 0.9}
 SDFT = {
@@ -45,6 +49,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any], float]] = {
             "temperature": 0.8,
         },
         1e-6,
+    ),
+    "axolotl's kd": (
+        "a.yaml",
+        f"{AXOLOTL}kd_trainer: true\nkd_ce_alpha: 0.1\nkd_alpha: 0.5\nkd_beta: 0.25\nkd_normalize_topk: true\n"
+        "kd_online_server_base_url: http://10.0.0.7:8000\nkd_online_topk: 20\nkd_online_timeout: 60\n",
+        {
+            "teacher": "http://10.0.0.7:8000", "lmbda": 0.0, "beta": 0.25, "support": "teacher_k", "top_k": 20,
+            "rest": "renormalise", "sft_weight": 0.2, "timeout_seconds": 60.0,
+        },
+        1e-4,
+    ),
+    "ms-swift with servers": (
+        "a.sh",
+        SWIFT + """--gkd_logits_topk 20 --teacher_model_server '[{"url": "http://a:8000"}, {"url": "http://b:8000"}]'\n""",
+        {
+            **GKD, "teacher": ("http://a:8000", "http://b:8000"), "support": "teacher_k", "top_k": 20,
+            "rest": "renormalise",
+        },
+        1e-4,
     ),
     "trl's sdft": (
         "a.sh",
@@ -89,20 +112,20 @@ def test_a_file_of_distillation_becomes_a_run_file(case: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "text",
-    [f"{SWIFT}--teacher_model_server http://here:8000\n", SWIFT + "\n"],
-    ids=["server", "none"],
+    [f"{SWIFT}--teacher_adapters a/c\n", SWIFT + "\n"],
+    ids=["adapter", "none"],
 )
-def test_a_file_without_a_teacher_that_is_a_model_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_file_without_a_teacher_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(text)
-    with pytest.raises(ConfigError, match="names no teacher that is a model"):
+    with pytest.raises(ConfigError, match="names no teacher; expected"):
         import_config(tmp_path / "a.sh")
 
 
 def test_kd_of_axolotl_is_refused_where_it_is_on(tmp_path: Path) -> None:
-    text = "base_model: a/b\ndatasets: [{path: org/d, type: chat_template}]\nsequence_len: 512\nkd_trainer: "
+    text = f"{AXOLOTL}kd_trainer: "
     (tmp_path / "a.yaml").write_text(text + "true\nkd_alpha: 0.9\n")
     with pytest.raises(
-        ConfigError, match=r"a\.yaml:4: kd_trainer: the file names no teacher that is a model"
+        ConfigError, match=r"a\.yaml:5: kd_trainer: the file names no teacher; expected"
     ):
         import_config(tmp_path / "a.yaml")
     (tmp_path / "a.yaml").write_text(text + "false\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from kubetune.plugins.importers.by_reward import count_prompts
@@ -47,7 +48,7 @@ def finish(draft: Draft, key: str) -> None:
     }:
         draft.refuse(
             key,
-            "the file names no teacher that is a model; expected teacher_model_name_or_path or teacher_model",
+            "the file names no teacher; expected teacher_model_name_or_path, teacher_model, or the address of a server",
         )
     if draft.origin("distill.top_k") == "gkd_logits_topk":
         why = "ms-swift renormalises the teacher's likeliest tokens"
@@ -56,6 +57,19 @@ def finish(draft: Draft, key: str) -> None:
     answers = defaults.get("distill.num_generations", 1)
     if draft.ours("distill.num_generations", answers) > 1:
         count_prompts(draft, "distill.num_generations", answers)
+
+
+def _addresses(value: Any, _: Draft) -> Outcome:
+    """Carry the servers of a teacher: an address, or ms-swift's list of addresses with what each is for."""
+    servers = value
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        servers = json.loads(value)
+    if isinstance(servers, str):
+        return carried(servers)
+    urls = [server["url"] for server in servers]
+    if any(server.get("tags") for server in servers):
+        return near(urls, "each of them is asked about any row")
+    return carried(urls)
 
 
 def _share_of_cross_entropy(value: Any, draft: Draft) -> Outcome:
@@ -69,6 +83,7 @@ TABLE: Final = Table(
         "distill.teacher": "teacher_model_name_or_path teacher_model",
         "distill.revision": "teacher_model_revision",
         "distill.teacher_prompt": "teacher_prompt_template",
+        "distill.timeout_seconds": "kd_online_timeout",
         "distill.beta": "beta distillation_alpha kd_beta",
         "distill.temperature": "temperature kd_temperature",
         "distill.top_k": "distillation_topk kd_online_topk",
@@ -89,6 +104,7 @@ TABLE: Final = Table(
             other=lambda value, _: near(value, "prompt and right answer are counted, and longer records left out")),
         # KD.
         Row("kd_trainer", other=lambda _, draft: unneeded(f"see task: {draft.ours('task')}")),
+        Row("kd_online_server_base_url teacher_model_server", "distill.teacher", other=_addresses),
         Row("kd_ce_alpha", "distill.sft_weight", other=_share_of_cross_entropy),
         Row("kd_normalize_topk", "distill.rest", {True: "renormalise"},
             near("tail", "what is left of the probability is left out there, and compared as one token here")),
@@ -100,7 +116,7 @@ TABLE: Final = Table(
         "min_p": (_DRAWN, 0.0),
         "repetition_penalty": (_DRAWN, 1.0),
         "teacher_adapters": "name a run directory as the teacher, or merge its adapter first",
-        "teacher_model_server teacher_server_urls": _ALONE,
+        "teacher_server_urls": "teachers of other rows are other runs",
         "teacher_model_init_kwargs teacher_model_type": "a teacher is loaded as the model is; see model.dtype",
         "steps_per_generation generation_batch_size": "answers are drawn before each step",
         "num_iterations": ("answers are drawn before each step", 1),
@@ -109,14 +125,12 @@ TABLE: Final = Table(
         "use_teacher_server": (_ALONE, False),
         "teacher_update_rate teacher_sync_steps": "the teacher stays the model before training",
         "kd_alpha": ("it scales the whole loss, on which AdamW does not depend; kd_ce_alpha is carried in proportion", 1),
-        "kd_online_server_base_url": _ALONE,
-        "kd_online_server": (_ALONE, "vllm"),
+        "kd_online_server": ("a teacher on servers is one of vLLM", "vllm"),
         "kd_temperature_min": "the temperature stays the same",
     },
     unneeded={
         "distillation_is_clip": "answers are drawn before each step, by the weights that learn from them",
         "num_generations_eval": "evaluations draw what evaluation.generate says",
-        "kd_online_timeout": _ALONE,
         "teacher_deepspeed offload_teacher_model": "each process holds the teacher whole",
         "use_vllm vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_len "
         "vllm_max_model_length vllm_enable_sleep_mode sleep_level vllm_model_impl": "answers are drawn by the model itself",
