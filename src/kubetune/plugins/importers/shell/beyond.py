@@ -199,7 +199,7 @@ def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
 def _called(node: Node, doubts: Doubts) -> None:
     """Doubt what a command sets or changes in a way that is not followed."""
     line = line_of(node)
-    words = []
+    words: list[str] = []
     for child in node.named_children:
         # NAME=value before a program is its environment.
         if words or child.type != "variable_assignment":
