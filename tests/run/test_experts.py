@@ -27,6 +27,7 @@ from kubetune.models.padding_free import choose_attention
 from kubetune.plan.base_model import may_lack_targets
 from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run
 from kubetune.tasks.causal_lm import TASK
 from tests import small_configs, toy
@@ -277,9 +278,11 @@ def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(
     assert relative(theirs, untrained) > 1e-3
     assert swap_experts(adapted) == 2
     assert relative(logits(adapted), theirs) <= EXACT
-    merged = export_run(run_dir, out=tmp_path / "merged", merged=True, tell=lambda _: None)
+    merged = export_run(
+        run_dir, wanted=WantedExport(out=tmp_path / "merged", merged=True), tell=lambda _: None
+    )
     assert relative(logits(AutoModelForCausalLM.from_pretrained(merged.path)), theirs) <= 1e-5
-    apart = export_run(run_dir, out=tmp_path / "adapter", tell=lambda _: None)
+    apart = export_run(run_dir, wanted=WantedExport(out=tmp_path / "adapter"), tell=lambda _: None)
     assert (apart.facts["base"]["experts_of"], apart.facts["served_by"]) == ("qwen3_moe", ["vLLM"])
     assert "is_3d_lora_weight" in (apart.path / "README.md").read_text()
     assert not (apart.path / "Modelfile").exists()

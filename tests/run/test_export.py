@@ -36,7 +36,7 @@ from kubetune.reporting import picture
 from kubetune.result.forms import merge
 from kubetune.result.forms.draft import dtype_to_write
 from kubetune.result.forms.programs import served_by
-from kubetune.result.forms.wanted import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE, WantedExport
 from kubetune.result.gguf_files import llama_cpp
 from kubetune.result.inference.answering import load_run
 from kubetune.result.inference.result import open_result
@@ -75,7 +75,7 @@ def lora_run(inputs: Path) -> Path:
 
 
 def export(run_dir: Path, out: Path, **settings: Any) -> Export:
-    return export_run(run_dir, out=out, tell=lambda _: None, **settings)
+    return export_run(run_dir, wanted=WantedExport(out=out, **settings), tell=lambda _: None)
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def leftovers(folder: Path) -> list[str]:
 
 def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
     messages: list[str] = []
-    exported = export_run(lora_run, out=tmp_path / "out", tell=messages.append)
+    exported = export_run(lora_run, wanted=WantedExport(out=tmp_path / "out"), tell=messages.append)
     assert any("a folder of this machine" in line for line in messages), "nobody else could load it"
     modelfile = (tmp_path / "out" / MODELFILE).read_text().replace("~", str(Path.home()))
     assert f"\nFROM {inputs / 'model'}\nADAPTER ./adapter.gguf\n" in modelfile
@@ -130,7 +130,7 @@ def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too
     lora = {"r": 4, "target_modules": targets}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(tmp_path, ONE_EPOCH, lora=lora))
     messages: list[str] = []
-    exported = export_run(run_dir, out=tmp_path / "out", tell=messages.append)
+    exported = export_run(run_dir, wanted=WantedExport(out=tmp_path / "out"), tell=messages.append)
     assert any("so push --merge" in line for line in messages)
     assert (
         exported.facts["base"]["text_of"],
@@ -293,7 +293,9 @@ def test_a_quantised_base_is_dequantised_and_that_is_said(
         tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, quantization=quantization)
     )
     messages: list[str] = []
-    exported = export_run(run_dir, merged=True, out=tmp_path / "out", tell=messages.append)
+    exported = export_run(
+        run_dir, wanted=WantedExport(merged=True, out=tmp_path / "out"), tell=messages.append
+    )
     assert any(
         "dequantising" in line and "not those of the original model" in line for line in messages
     )
@@ -526,7 +528,9 @@ def test_a_gguf_file_that_nothing_here_runs_is_not_proved_and_says_so(
     lines: list[str] = []
     card = Path(read_config(lora_run).model.path) / "README.md"
     card.write_text("---\nlicense: apache-2.0\n---\n# Base\n")
-    exported = export_run(lora_run, out=tmp_path / "out", gguf="q8_0", tell=lines.append)
+    exported = export_run(
+        lora_run, wanted=WantedExport(out=tmp_path / "out", gguf="q8_0"), tell=lines.append
+    )
     card.unlink()
     assert b"apache-2.0" in (tmp_path / "out" / "model-q8_0.gguf").read_bytes()
     assert "not proved by running it: it is not installed" in lines

@@ -23,6 +23,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from kubetune.config.schema import Config
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training.rollouts import rollout_records
@@ -71,7 +72,7 @@ def trained_run(inputs: Path, name: str, lora: dict[str, Any]) -> Path:
 
 
 def export(run_dir: Path, folder: Path, **settings: Any) -> Path:
-    export_run(run_dir, out=folder, tell=lambda _: None, **settings)
+    export_run(run_dir, wanted=WantedExport(out=folder, **settings), tell=lambda _: None)
     return folder
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from kubetune.base import cpu
 cpu.give_back()
 import peft, torch, transformers.models.llama.modeling_llama
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run
 
 def anonymous():  # what no file could give back
@@ -35,7 +36,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-found = export_run(Path(sys.argv[1]), merged=sys.argv[2] == "merged", tell=lambda _: None)
+found = export_run(Path(sys.argv[1]), wanted=WantedExport(merged=sys.argv[2] == "merged"), tell=lambda _: None)
 done.set()
 watcher.join()
 print((peak - before) / sum(size for name, size in found.files.items() if name.startswith("model")))

@@ -46,6 +46,7 @@ pytestmark = [
 ]
 
 from kubetune.result.forms import llama_proof  # noqa: E402
+from kubetune.result.forms.wanted import WantedExport  # noqa: E402
 from kubetune.result.gguf_files import families, llama_cpp, vocabulary  # noqa: E402
 from kubetune.result.gguf_files.lora_file import write_adapter  # noqa: E402
 from kubetune.result.gguf_files.model_file import facts_of, write_model  # noqa: E402
@@ -344,7 +345,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export(run_dir: Path, out: Path, kind: str) -> Export:
-    return export_run(run_dir, out=out, gguf=kind, tell=lambda _: None)
+    return export_run(run_dir, wanted=WantedExport(out=out, gguf=kind), tell=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +410,11 @@ def test_what_sixteen_bits_cost_transformers_is_no_fault(
     config = toy.make_config(wide_model, training, lora=lora, model=model)
     run_dir = toy.finished(wide_model / kind, config)
     lines: list[str] = []
-    exported = export_run(run_dir, out=tmp_path / "out", gguf=kind, dtype=dtype, tell=lines.append)
+    exported = export_run(
+        run_dir,
+        wanted=WantedExport(out=tmp_path / "out", gguf=kind, dtype=dtype),
+        tell=lines.append,
+    )
     made = exported.facts["gguf"]["proof"]
     (comparison,) = made["comparisons"]
     least = llama_proof.ALLOWED_ROUNDED if kind == "adapter" else llama_proof.ALLOWED["bf16"]
@@ -419,7 +424,11 @@ def test_what_sixteen_bits_cost_transformers_is_no_fault(
     swapped = families.Family("llama", families._llama_keys)
     monkeypatch.setitem(families.FAMILIES, "llama", swapped)
     with pytest.raises(errors.ModelError, match="log-probabilities differ"):
-        export_run(run_dir, out=tmp_path / "wrong", gguf=kind, dtype=dtype, tell=lines.append)
+        export_run(
+            run_dir,
+            wanted=WantedExport(out=tmp_path / "wrong", gguf=kind, dtype=dtype),
+            tell=lines.append,
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
-from kubetune.result.forms.wanted import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE, WantedExport
 from kubetune.result.publishing.exporting import export_run
 from kubetune.result.publishing.written_export import Export
 from tests import reviews, toy
@@ -196,7 +196,7 @@ CASES = {
 
 
 def export(run_dir: Path, out: Path, kind: str) -> Export:
-    return export_run(run_dir, out=out, gguf=kind, tell=lambda _: None)
+    return export_run(run_dir, wanted=WantedExport(out=out, gguf=kind), tell=lambda _: None)
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")

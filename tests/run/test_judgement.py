@@ -22,6 +22,7 @@ from kubetune.k8s.manifests import local_files
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention, own_attention
 from kubetune.reporting import write_report
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import exit_status, metrics
@@ -366,7 +367,10 @@ def test_the_page_and_the_card_show_the_base_model_beside_the_best_checkpoint(
     assert "eval_exact_match is 0, expected &gt;= 0.9" in page
     assert "The base model against step" in page
     verdict = metrics.read_verdict(judged_run)
-    card = (export_run(judged_run, "best", out=tmp_path / "export").path / "README.md").read_text()
+    card = (
+        export_run(judged_run, "best", wanted=WantedExport(out=tmp_path / "export")).path
+        / "README.md"
+    ).read_text()
     assert (
         f"| eval_loss | {verdict['base']['eval_loss']:.4g} | {verdict['best']['eval_loss']:.4g} | | | | |"
         in card

@@ -18,6 +18,7 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import own_attention
 from kubetune.reporting import write_report
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring import harness, verdict
@@ -251,7 +252,9 @@ def test_a_run_ends_with_its_benchmarks_and_their_gate(
     )
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     assert "toy_likely/perplexity" in page
-    card = (export_run(run_dir, "best", out=tmp_path / "export").path / "README.md").read_text()
+    card = (
+        export_run(run_dir, "best", wanted=WantedExport(out=tmp_path / "export")).path / "README.md"
+    ).read_text()
     assert "| toy_choice/acc | " in card
     assert cli.main(["train", str(run_file)]) == errors.GATE
     assert metrics.read_benchmarks(run_dir, 3)["time"] == benchmarks["time"], (

@@ -59,12 +59,13 @@ FORM = SizesForm()
 SCRIPT = """
 from pathlib import Path
 from kubetune.result.publishing.description import describe
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run
 from kubetune.ui.result.choices import forms_of, gguf_types_of
 
 run = Path({run!r})
 types = gguf_types_of(run)
-export = export_run(run, quantize="sizes", tell=lambda line: None)
+export = export_run(run, wanted=WantedExport(quantize="sizes"), tell=lambda line: None)
 assert ("sizes", "of 21 tensors") in list(describe(export.path, export.facts)), export.facts
 print([choice.label for choice in forms_of(run, types)], export.path.name)
 """

@@ -23,6 +23,7 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference.answering import Sampling, answer, load_run
 from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.result.publishing.exporting import export_run
@@ -270,7 +271,9 @@ def test_two_ranks_train_as_one_and_the_result_is_exported(name: str, tmp_path: 
     assert evaluate_run(alone, "last").metrics["eval_loss"] == pytest.approx(
         noted["eval_loss"], rel=1e-5
     )
-    exported = export_run(alone, out=tmp_path / "out", tell=lambda _: None, merged=False)
+    exported = export_run(
+        alone, wanted=WantedExport(out=tmp_path / "out", merged=False), tell=lambda _: None
+    )
     assert (
         max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
         < 1e-5

@@ -13,6 +13,7 @@ import pytest
 from kubetune import cli, errors
 from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import metrics
 from tests import reviews, toy
@@ -40,7 +41,7 @@ def take_data_away(run_dir: Path, inputs: Path) -> Path:
 
 def proof_of(run_dir: Path, out: Path, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the proof of an export, and the files that do not tell the time."""
-    facts = export_run(run_dir, out=out, tell=lambda _: None, **settings).facts
+    facts = export_run(run_dir, wanted=WantedExport(out=out, **settings), tell=lambda _: None).facts
     return facts["proof"], {
         name: file for name, file in facts["files"].items() if name.endswith(".safetensors")
     }
@@ -86,11 +87,13 @@ def test_a_run_that_lost_its_facts_and_kept_rows_goes_by_its_data(
     inputs = toy.make_inputs(tmp_path / "inputs")
     messages = list[str]()
     run_dir = finished(toy.make_config(inputs, ONE_STEP))
-    kept = export_run(run_dir, out=tmp_path / "kept", tell=messages.append)
+    kept = export_run(run_dir, wanted=WantedExport(out=tmp_path / "kept"), tell=messages.append)
     assert not [line for line in messages if "keeps no rows" in line]
     (run_dir / metrics.DATA).unlink()
     (run_dir / kept_rows.PROOF).unlink()
-    exported = export_run(run_dir, out=tmp_path / "chosen", tell=messages.append)
+    exported = export_run(
+        run_dir, wanted=WantedExport(out=tmp_path / "chosen"), tell=messages.append
+    )
     assert [line for line in messages if "keeps no rows" in line]
     assert exported.facts["proof"] == kept.facts["proof"]
     assert cli.main(["generate", str(run_dir), "one", "--max-new-tokens", "1"]) == errors.OK

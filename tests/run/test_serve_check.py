@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kubetune.cli import main
 from kubetune.config.schema.tracking import HooksConfig
 from kubetune.library.results import check_server
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference import proof_answers
 from kubetune.result.publishing.exporting import export_run
 from kubetune.result.served.watch import Watched, watch
@@ -88,7 +89,7 @@ def chat_run(inputs: Path, family: str = "llama", **sizes: Any) -> Path:
     training = {**ONE_EPOCH, "learning_rate": 3e-2}
     run_dir = toy.finished(inputs / "bot", toy.make_config(inputs, training, name="bot", data=data))
     export_run(run_dir, tell=lambda _: None)
-    export_run(run_dir, tell=lambda _: None, merged=True)
+    export_run(run_dir, wanted=WantedExport(merged=True), tell=lambda _: None)
     return run_dir
 
 

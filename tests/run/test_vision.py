@@ -40,6 +40,7 @@ from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference.answering import LoadedModel, Sampling, answer, load_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics
@@ -246,7 +247,9 @@ def test_a_quantised_base_learns_and_is_merged(
     )
     assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0] - 1
     messages: list[str] = []
-    exported = export_run(run_dir, merged=True, out=tmp_path / "out", tell=messages.append)
+    exported = export_run(
+        run_dir, wanted=WantedExport(merged=True, out=tmp_path / "out"), tell=messages.append
+    )
     assert any("dequantising" in line for line in messages)
     model = AutoModelForImageTextToText.from_pretrained(exported.path)
     assert not getattr(model, "is_quantized", False)
@@ -362,7 +365,7 @@ def test_a_model_trained_whole_goes_on_at_another_number_of_ranks(
     assert toy.losses(run_dir) == pytest.approx(
         toy.losses(toy.finished(tmp_path / "whole", config)), abs=1e-5
     )
-    exported = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None)
+    exported = export_run(run_dir, wanted=WantedExport(out=tmp_path / "out"), tell=lambda _: None)
     assert (
         max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
         < 1e-5
@@ -388,7 +391,9 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
 def test_a_merged_model_is_one_that_transformers_loads_and_that_sees(
     trained: Path, inputs: Path, tmp_path: Path
 ) -> None:
-    exported = export_run(trained, out=tmp_path / "out", tell=lambda _: None, merged=True)
+    exported = export_run(
+        trained, wanted=WantedExport(out=tmp_path / "out", merged=True), tell=lambda _: None
+    )
     assert (
         max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
         < 1e-5

@@ -51,6 +51,7 @@ from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import TOWERS, read_weights
 from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
+from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference.answering import Sampling, answer, load_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.tasks import vision_language
@@ -424,7 +425,9 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
         len(answer(loaded, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
     )
 
-    exported = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None, merged=True)
+    exported = export_run(
+        run_dir, wanted=WantedExport(out=tmp_path / "out", merged=True), tell=lambda _: None
+    )
     assert (
         max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
         < 1e-5

@@ -241,20 +241,23 @@ def export(
         ModelError: the proof failed, or the base cannot be loaded. Nothing is written then.
         EnvironmentFault: the disk is full, or another export of the run goes on.
     """
+    from kubetune.result.forms.wanted import WantedExport
     from kubetune.result.publishing.exporting import export_run
 
     return export_run(
         folder_of(run),
         str(checkpoint),
-        merged=merged,
-        dtype=dtype,
-        out=out,
+        WantedExport(
+            merged=merged,
+            dtype=dtype,
+            out=None if out is None else Path(out),
+            max_shard_size=max_shard_size,
+            gguf=gguf,
+            quantize=quantize,
+        ),
         device=device,
-        max_shard_size=max_shard_size,
         model=_text(model),
         trust_code=trust_code,
-        gguf=gguf,
-        quantize=quantize,
         tell=_print_nothing if quiet else _print_progress,
     )
 

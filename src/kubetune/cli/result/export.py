@@ -101,15 +101,10 @@ def run(args: argparse.Namespace) -> Answer:
         export = export_run(
             args.run_dir,
             args.checkpoint,
-            merged=args.merge,
-            dtype=args.dtype,
-            out=args.output,
+            wanted,
             device=args.device,
-            max_shard_size=args.max_shard_size,
             model=args.model,
             trust_code=args.trust_code,
-            gguf=args.gguf,
-            quantize=args.quantize,
             tell=work.tell,
         )
     return Answer({"path": str(export.path)} | export.facts, lambda: show(export))

@@ -142,6 +142,7 @@ def _to_registry(
 def _exported(args: argparse.Namespace, target: PushTarget) -> tuple[Path, dict[str, Any]]:
     """Return the export to send, which is made now unless it exists, with its kind and step."""
     with busy(f"loading what exports {visible(str(args.run_dir))}") as work:
+        from kubetune.result.forms.wanted import WantedExport
         from kubetune.result.publishing.exporting import export_run
         from kubetune.result.publishing.written_export import find_export
 
@@ -153,8 +154,7 @@ def _exported(args: argparse.Namespace, target: PushTarget) -> tuple[Path, dict[
             export = export_run(
                 args.run_dir,
                 args.checkpoint,
-                merged=target.merge,
-                dtype=args.dtype,
+                WantedExport(merged=target.merge, dtype=args.dtype),
                 device=args.device,
                 model=args.model,
                 trust_code=args.trust_code,

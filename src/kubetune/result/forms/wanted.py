@@ -28,7 +28,7 @@ SHARD: Final = "5GB"
 class WantedExport:
     """An export as the options of `kubetune export` ask for it."""
 
-    merged: bool = False
+    merged: bool = False  # adapters are put into the base's weights
     dtype: str | None = None  # of the weights; None: the base's
     gguf: str | None = None  # type of a GGUF file's weights, or `adapter`
     quantize: str | None = None  # name of a form

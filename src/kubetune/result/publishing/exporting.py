@@ -1,6 +1,6 @@
 """From a checkpoint to a model that others can load, in a straight line: files → proof → provenance → card.
 
-    export = export_run(run_dir, "best", merged=True)
+    export = export_run(run_dir, "best", WantedExport(merged=True))
 
 One `ExportDraft` goes through all of it. Everything is written into another folder, which is renamed after the proof has
 held. The forms (result/forms) write and prove weights.
@@ -12,7 +12,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,7 +25,6 @@ from kubetune.result.forms.draft import ExportDraft, ExportSource, Tell, dtype_t
 from kubetune.result.forms.form import Form
 from kubetune.result.forms.wanted import (
     PROVENANCE,
-    SHARD,
     TrainedModel,
     WantedExport,
     bytes_of,
@@ -37,34 +36,28 @@ from kubetune.result.publishing import base_files, export_facts, model_card, mod
 from kubetune.result.publishing.written_export import Export
 from kubetune.training.saving.full_disk import explained_full_disk
 
+# Adapters as they are, weights that were trained whole as they are.
+_USUAL: Final = WantedExport()
+
 
 def export_run(
     run_dir: files.StrPath,
     which: str = "best",
+    wanted: WantedExport = _USUAL,
     *,
-    merged: bool = False,
-    dtype: str | None = None,
-    out: files.StrPath | None = None,
     device: str | None = None,
-    max_shard_size: str = SHARD,
-    tell: Tell = print,
     model: str | None = None,
     trust_code: str | None = None,
-    gguf: str | None = None,
-    quantize: str | None = None,
+    tell: Tell = print,
 ) -> Export:
-    """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
+    """Write the model of a run's checkpoint (`best`, `last` or a step) as it is wanted, and prove it.
 
-    `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
-    config's. No file of a model's weights is larger than `max_shard_size`; an adapter is one file. `model`: the base,
-    if it lies elsewhere here. `trust_code`: digest of code of the run that the user allows. `gguf`: the type of
-    the weights of one GGUF file, with adapters merged, or `adapter`. `quantize`: `fp8`, with adapters merged.
+    `model`: the base, if it lies elsewhere here. `trust_code`: digest of code of the run that the user allows.
 
     Raise ConfigError for what makes no sense, ModelError when the proof fails, EnvironmentFault when the disk is full.
-    Nothing is left in `out` then, and an export that was there before stays.
+    Nothing is left in the folder then, and an export that was there before stays.
     """
     result = open_result(run_dir, which, model, trust_code)
-    wanted = WantedExport(merged, dtype, gguf, quantize, Path(out) if out else None, max_shard_size)
     # Everything that can be refused is refused before the model is loaded.
     if result.damage:
         raise errors.ConfigError(
@@ -81,8 +74,8 @@ def export_run(
         dtype=dtype_to_write(result, form.dtype(wanted)),
         device=torch.device(device) if device else default_device(),
         tell=tell,
-        max_shard_bytes=bytes_of(max_shard_size),
-        gguf=gguf,
+        max_shard_bytes=bytes_of(wanted.max_shard_size),
+        gguf=wanted.gguf,
     )
 
     # One export of a run at a time; others would remove each other's leftovers.
