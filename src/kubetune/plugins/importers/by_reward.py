@@ -13,7 +13,13 @@ from typing import Any, Final
 
 from kubetune.config.schema.grpo import ONLY_WITH, GrpoConfig
 from kubetune.plugins.importers import servers
-from kubetune.plugins.importers.common.training_keys import NO_EFFECT, STEP, loss, numbers
+from kubetune.plugins.importers.common.training_keys import (
+    NO_EFFECT,
+    REFERENCE_STAYS,
+    STEP,
+    loss,
+    numbers,
+)
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -139,12 +145,10 @@ TABLE: Final = Table(
         "num_generations_eval": "see evaluation.generate",
         "vllm_server_timeout": "how long to wait for a server that starts; see grpo.servers.timeout_seconds",
         "kl_in_reward": ("the divergence is a part of the loss", False),
-        "sync_ref_model": ("the reference stays as it is", False),
-        "ref_model_mixup_alpha ref_model_sync_steps": "the reference stays as it is",
+        **REFERENCE_STAYS,
         "dynamic_sample": ("groups without variance are counted, and no others are drawn", False),
         "top_entropy_quantile": ("all tokens are learnt from", 1.0),
-        "entropy_coef": ("entropy is measured, and has no part in the loss", 0),
-        "use_adaptive_entropy": ("entropy is measured, and has no part in the loss", False),
+        "entropy_coef use_adaptive_entropy": ("entropy is measured, and has no part in the loss", 0, False),
         "reward_model reward_model_name_or_path reward_model_plugin": "name it in rewards: [{reward_model: …}]",
         "metric_for_best_model greater_is_better": _NO_METRIC,
     },

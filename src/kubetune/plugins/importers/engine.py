@@ -425,7 +425,8 @@ def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
     for patterns, reason in not_here.DROPPED.items():
         if any(fnmatchcase(key, pattern) for pattern in patterns.split()):
             return _row_of_dropped(key, reason)
-    close = nearest(key, table, 0.8)
+    names = [name for names in not_here.DROPPED for name in names.split() if "*" not in name]
+    close = nearest(key, [*table, *names], 0.8)
     hint = f"; did you mean {close}?" if close else ""
     return Row(key, other=dropped(f"not known to `kubetune import`{hint}"))
 

@@ -10,13 +10,20 @@ from typing import Any, Final
 
 # Keys that change memory, speed or files, but no result.
 _NO_EFFECT: Final = "has no counterpart; it concerns memory, speed or files, and no result"
+_AT_ZERO: Final = "adapters begin at zero, and stay the same ones through a run"
+_NODES: Final = "several nodes: see compute.nodes and `kubetune submit`"
+_QUANTISED: Final = "the base is quantised by `quantization`"
+_NOT_SPLIT: Final = (
+    "no splitting along a sequence or layer: data are dealt to processes, and weights sharded by "
+    "training.parallelism: fsdp"
+)
 
 # By names and patterns: the reason, or a tuple of it and the values with which these keys do nothing.
 DROPPED: Final[Mapping[str, Any]] = {
     "use_galore use_apollo use_badam use_adam_mini use_muon":
         ("AdamW and its 8-bit form are there (training.optim)", False),
     "galore_* apollo_* badam_* qgalore_* dion_* muon_* grokfast_* adam_beta3 adam_epsilon2 optim_target_modules "
-    "sgd_momentum exp_avg_dtype exp_avg_sq_dtype main_params_dtype main_grads_dtype "
+    "optimizer sgd_momentum exp_avg_dtype exp_avg_sq_dtype main_params_dtype main_grads_dtype "
     "use_precision_aware_optimizer":
         "AdamW and its 8-bit form are there (training.optim)",
     "optimizer_cpu_offload optimizer_offload_fraction offload_* *_cpu_offload layer_offloading ple_cpu_offload "
@@ -25,19 +32,26 @@ DROPPED: Final[Mapping[str, Any]] = {
     "freeze_trainable_* freeze_extra_modules freeze_parameters* trainable_parameters* freeze_mm_modules lisa_* "
     "spectrum_* use_llama_pro llamapro_* unfrozen_*":
         "either adapters or every parameter is trained; lora.target_modules says which layers learn",
+    "adapters lora_model_dir adapter_name_or_path "
     "create_new_adapter mcore_adapter adapter_folder ref_adapters resume_only_model":
         "no run begins from an adapter; merge it into the model",
-    "loraplus_* lorap_lr_ratio embedding_lr* lr_groups lr_div_factor muon_lr":
+    "loraplus_* lorap_lr_ratio vit_lr aligner_lr embedding_lr* lr_groups lr_div_factor muon_lr":
         "one learning rate for all that is trained",
+    "init_weights":
+        (_AT_ZERO, True),
+    "pissa_init":
+        (_AT_ZERO, False),
     "peft_init_lora_weights pissa_* lora_ga_* peft peft_layer_replication reinit_weights mora mora_* relora*":
-        "adapters begin at zero, and stay the same ones through a run",
+        _AT_ZERO,
+    "freeze_llm freeze_language_model":
+        ("the language model always learns, through adapters or whole", False),
     "oft_* boft_* vera_* adalora_* reft_* fourier_* adapter_act adapter_length module_dropout mixture_of_depths "
     "train_from_scratch":
         "LoRA, rsLoRA and DoRA are there, or every parameter is trained",
     "lora_rank_pattern lora_alpha_pattern peft_layers_* peft_trainable_token_indices peft_ensure_weight_tying "
     "peft_autocast_adapter_dtype lora_dtype":
         "every adapter of a run has one rank and one scale; lora.target_modules may be a regular expression",
-    "noisy_embedding_alpha":
+    "noisy_embedding_alpha neftune_noise_alpha":
         ("noise on embeddings is not there", 0),
     "jagged_restart_* lr_quadratic_warmup lr_decay_iters lr_warmup_init lr_wsd_* *_weight_decay "
     "weight_decay_incr_style apply_wd_to_qk_layernorm":
@@ -81,9 +95,20 @@ DROPPED: Final[Mapping[str, Any]] = {
     "packing_strategy streaming_multipack_* pretrain_multipack_* multipack_* batch_flattening "
     "sequence_packing_scheduler":
         "rows have at most data.max_length tokens, and are packed to it (data.packing)",
+    "system default_system":
+        "put a system message into the data; the model then sees it at inference too",
+    "interleave_prob interleave_probs":
+        "give each source a `weight`: how often it appears in an epoch",
+    "agent_template "
     "tool_format default_system_message chat_template_kwargs role_boundaries preserve_thinking enable_thinking "
     "add_non_thinking_prefix disable_ignore_empty_think template_backend response_prefix norm_bbox":
         "prompts are written by the chat template, from the data as they stand",
+    "quantize_moe_experts gptq":
+        (_QUANTISED, False),
+    "qat model_quantization_config":
+        _QUANTISED,
+    "quantization_method quant_method":
+        ("the base is quantised by bitsandbytes", "bnb", "bitsandbytes", "BNB"),
     "rope_scaling max_model_len model_max_length overrides_of_model_* model_kwargs init_strategy type_of_model "
     "model_quantization_config_kwargs bnb_config_kwargs bnb_4bit_* quantization quantization_device_map "
     "nonexpert_quantization hqq_axis nvfp4_* dsv4_* use_dsv4_* fp32_* embeddings_skip_upcast "
@@ -92,7 +117,7 @@ DROPPED: Final[Mapping[str, Any]] = {
     "csa_dense_mode moe_*capacity* moe_token_* moe_router_* moe_pad_* linear_decoupled_in_proj s2_attention "
     "block_diag_attn engram_tokenizer_map mlp_padding_free":
         "the model computes as its own config says",
-    "resize_vocab add_tokens add_special_tokens new_special_tokens* init_special_tokens "
+    "tokens added_tokens_overrides resize_vocab add_tokens add_special_tokens new_special_tokens* init_special_tokens "
     "mean_resizing_embeddings split_special_tokens skip_special_tokens tokenizer_* shrink_embeddings":
         "the tokenizer is the model's own, and the vocabulary is not extended; see model.tokenizer",
     "video_* audio_* use_audio_in_video image_do_pan_and_scan crop_to_patches image_resize_algorithm":
@@ -101,6 +126,8 @@ DROPPED: Final[Mapping[str, Any]] = {
     "generation_* generate_samples eval_num_beams predict_with_generate sortish_sampler gradio_* "
     "eval_max_new_tokens":
         "answers are written by `kubetune generate` and `kubetune evaluate`, and while training as evaluation says",
+    "eval_on_start trainer.val_before_train":
+        ("nothing is evaluated before the first step", False),
     "compute_accuracy eval_metric eval_use_evalscope eval_dataset eval_dataset_args eval_limit "
     "eval_generation_config extra_eval_args do_bench_eval bench_* eval_causal_lm_metrics lm_eval_* "
     "eval_on_each_dataset eval_delay include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval "
@@ -113,12 +140,22 @@ DROPPED: Final[Mapping[str, Any]] = {
         "a token is taken from the environment (HF_TOKEN); push says where the result goes",
     "swanlab_* comet_* trackio_* otel_* use_otel_metrics tensorboard_* ray_run_name ray_exp_name":
         "trackers are TensorBoard, MLflow, Weights & Biases and Trackio (tracking)",
+    "sequence_parallel":
+        (_NOT_SPLIT, False),
+    "sequence_parallel_size sequence_parallel_degree context_parallel_size tensor_parallel_size expert_parallel_size "
+    "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
+    "dp_replicate_size":
+        (_NOT_SPLIT, 1),
     "parallelism_config tensor_* pipeline_* *_pipeline_* virtual_pipeline_* expert_parallel_* expert_backend "
     "sequence_parallel* context_parallel* cp_* ring_attn_func heads_k_stride deepspeed_* zero_hpz_* ds3_* "
     "fsdp_* use_megatron_fsdp strict_fsdp_* data_parallel_* qlora_sharded_model_loading use_hyper_parallel "
     "hyper_parallel_args use_mca megatron_extra_kwargs microbatch_group_size_per_vp_stage device_groups "
     "deepcompile ddp ddp_* world_size":
-        "data are dealt to processes, and weights sharded by training.parallelism: fsdp",
+        _NOT_SPLIT,
+    "use_ray":
+        (_NODES, False),
+    "ray_num_workers":
+        (_NODES, 1),
     "master_addr master_port ray_* use_ray resources_per_worker device device_map max_memory gpu_memory_limit "
     "accelerator_config":
         "the launcher knows processes and devices; see compute.nodes and compute.processes",

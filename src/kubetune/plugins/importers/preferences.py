@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kubetune.config.metric_names import full_name, metrics_of
-from kubetune.plugins.importers.common.training_keys import loss, reference
+from kubetune.plugins.importers.common.training_keys import REFERENCE_STAYS, loss, reference
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -104,12 +104,10 @@ TABLE: Final = Table(
         "ref_adapters ref_model_adapters ref_model_type ref_model_revision ref_model_quantization_bit "
         "ref_model_init_kwargs model_adapter_name ref_adapter_name": _OTHER_REFERENCE,
         "force_use_ref_model": (_OTHER_REFERENCE, False),
-        "sync_ref_model": ("the reference stays as it is", False),
-        "ref_model_mixup_alpha ref_model_sync_steps": "the reference stays as it is",
+        **REFERENCE_STAYS,
         "max_prompt_length max_completion_length max_target_length":
             "prompt and answer together have data.max_length; data.overlong says what becomes of longer ones",
-        "ld_alpha loss_weights": "has no counterpart",
-        "use_weighting pref_bco_weight dpo_use_weighting": ("has no counterpart", False),
+        "ld_alpha loss_weights use_weighting pref_bco_weight dpo_use_weighting": ("has no counterpart", False),
     },
     unneeded={
         "precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size":

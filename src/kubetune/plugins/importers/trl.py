@@ -207,7 +207,6 @@ TOOL = Tool(
             "lora_task_type": ("the task is causal_lm; see task", "CAUSAL_LM"),
             "dataset_mixer": "write each data set into data.train as a source with its split and weight",
             "dataset_splits": "a source has one split; see data.train[…].split",
-            "dataset_streaming": ("data are prepared once, into files that need no memory", False),
             "env": "environment variables are set where the command is started, or in kubernetes.env",
             "eos_token": "the tokenizer's own; a conversation ends as its chat template says",
             "dataset_kwargs": "see data.add_special_tokens",

@@ -223,7 +223,6 @@ TOOL = Tool(
             "algorithm.use_kl_in_reward": ("the divergence is a part of the loss", False),
             f"{_ACTOR}entropy_coeff": ("entropy is measured, and has no part in the loss", 0),
             "reward_model.enable reward.reward_model.enable": ("rewards by a model are not there", False),
-            "trainer.val_before_train": ("nothing is evaluated before the first step", False),
             f"{_ROLLOUT}name": "the model draws its answers itself; grpo.servers names stock vLLM servers that do",
             "trainer.project_name trainer.experiment_name": "see name, and tracking.wandb.project",
         },

@@ -29,9 +29,6 @@ NO_STOP = unneeded("the run goes on to its end, as here")
 FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
 FUSED = "fused kernels are used where they are proved equal"
 SHUFFLED = "rows are shuffled, each epoch anew"
-NO_WEIGHT = "give each source a `weight`: how often it appears in an epoch"
-SYSTEM = "put a system message into the data; the model then sees it at inference too"
-NOT_SPLIT = "no splitting along a sequence or layer"
 TRACKERS = ("mlflow", "wandb", "trackio")
 REPOSITORY = r"[\w.-]+/[\w.-]+"
 _DAY = 24 * 3600
@@ -296,18 +293,14 @@ TRAINING = Table(
         "hub_strategy": ("the best is uploaded once, after a good end", "end"),
         "average_tokens_across_devices": ("one divisor for the whole global batch", True),
         "do_train": ("a run trains; see `kubetune evaluate`", True),
-        "streaming": ("data are prepared once, into files that need no memory", False),
-        "lora_model_dir adapter_name_or_path": "no run begins from an adapter; merge it into the model",
+        "streaming dataset_streaming": ("data are prepared once, into files that need no memory", False),
         "use_swanlab use_comet": ("not there; others are (tracking)", False),
-        "comet_project_name swanlab_project": "not there; others are (tracking)",
         "wandb_run_id": "a run's id follows from its directory, so that each start goes on with it",
         "wandb_watch WANDB_WATCH": ("gradients and weights are not sent; their norm is", False),
-        "neftune_noise_alpha": ("noise on embeddings is not there", 0),
         "label_smoothing_factor": ("label smoothing is not there", 0),
         "auto_find_batch_size": ("`kubetune plan` and training.preflight say what fits", False),
         "data_seed": "training.seed decides the order of the data too",
         "dataloader_drop_last": ("the last step of an epoch takes the samples that are left", False),
-        "eval_on_start": ("nothing is evaluated before the first step", False),
         "do_predict": ("see `kubetune generate`", False),
         "lr_scheduler_kwargs": "schedules have no settings of their own",
         "optim_args": "AdamW's settings are training.adam_beta1, adam_beta2 and adam_epsilon",
@@ -331,6 +324,10 @@ TRAINING = Table(
 )  # fmt: skip
 
 # What some tools have, and not all of them.
+REFERENCE_STAYS: dict[str, Any] = {
+    "sync_ref_model": ("the reference stays as it is", False),
+    "ref_model_mixup_alpha ref_model_sync_steps": "the reference stays as it is",
+}
 LORA = Table(rows=[switch("use_rslora", "lora.use_rslora"), switch("use_dora", "lora.use_dora")])
 FP8 = Table(rows=[switch("fp8", "training.fp8")])
 FSDP = Table(rows=[fsdp("fsdp fsdp_config")])
