@@ -19,13 +19,14 @@ from kubetune import errors
 from kubetune.batching.batch import collate
 from kubetune.batching.feed import empty_batch
 from kubetune.batching.shared_beginnings import collate_shared
+from kubetune.config.consent import effects_of
 from kubetune.config.schema import Config, DistillConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
-from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir import checkpoints, metrics, starts
 from kubetune.tasks import distill
 from kubetune.training import worker
 from kubetune.training.reference import server_meetings
@@ -294,6 +295,21 @@ def test_vocabularies_that_are_padded_otherwise_are_compared_where_they_are_alik
         run_dir = toy.make_run(tmp_path / "tail", config)
         assert toy.train(run_dir) == [errors.USER]
         assert "expected `rest: renormalise`" in toy.log_of(run_dir)
+
+
+def test_a_teacher_on_servers_may_move_between_two_starts() -> None:
+    before = {"distill.teacher": "http://a:8000"}
+    moved = {"distill.teacher": ["http://b:8000", "http://c:8000"]}
+    assert starts.moved_numbers(before, moved) == []
+    # What was typed at the first start is typed again.
+    assert starts.moved_numbers(before, moved, with_addresses=True)
+    assert starts.moved_numbers(before, {"distill.teacher": "org/model"})
+
+
+def test_rows_are_sent_only_with_consent(inputs: Path) -> None:
+    config = config_of(inputs, distill={"teacher": "http://a:8000", "support": "teacher_k"})
+    (effect,) = effects_of(config, ["distill.teacher"])
+    assert (effect.does, effect.what) == ("has data sent", "to http://a:8000")
 
 
 # What a start refuses.

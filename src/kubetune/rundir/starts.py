@@ -33,15 +33,23 @@ _FREE_TO_CHANGE = (
     "training.pause_at_step",
     "training.async_save",
     "training.parallelism",
+    "distill.timeout_seconds",
 )
 
 
-def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (key, old value, new value) of what makes two runs of two configs, given as dotted values."""
+def moved_numbers(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, with_addresses: bool = False
+) -> list[tuple[str, str, str]]:
+    """Return (key, old value, new value) of what makes two runs of two configs, given as dotted values.
+
+    `with_addresses`: also of a teacher on servers, which may move. A start asks them whether they have the same weights.
+    """
     differences = []
     for key in sorted(old.keys() | new.keys()):
         # By whole names: `compute` frees compute.nodes, but no key that only begins alike.
         is_free = any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
+        if key == "distill.teacher" and not with_addresses:
+            is_free = all("://" in str(of.get(key)) for of in (old, new))
         if old.get(key) != new.get(key) and not is_free:
             differences.append((key, json.dumps(old.get(key)), json.dumps(new.get(key))))
     return differences
@@ -64,7 +72,8 @@ def train_again(run_dir: Path) -> list[str]:
     # What the file alone does not say was typed at the first start.
     now = dict(dotted_values(resolved(by_file)))
     then = dict(dotted_values(resolved(at_first)))
-    overrides = [f"{key}={value}" for key, _, value in moved_numbers(now, then)]
+    moved = moved_numbers(now, then, with_addresses=True)
+    overrides = [f"{key}={value}" for key, _, value in moved]
     return ["train", str(run_file), output, *overrides]
 
 
