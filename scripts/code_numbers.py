@@ -1,7 +1,7 @@
 """Print how plain the code is, as a table: scripts/code_numbers.py [FOLDER …]
 
 Each row is one folder of Python files; without arguments, it is `kubetune`. Give the checkouts of other projects to
-compare with them. The numbers of this house alone (rooms, `Config`, imports of the loop, tests) follow the table.
+compare with them. The numbers of this house alone (rooms, `Config`, imports, long classes, tests) follow the table.
 
 A folded line holds many tokens, so tokens a line say how dense the code is. Syntax nodes (of Python's `ast`) do not
 depend on how lines are broken, so they say how much code there is.
@@ -18,6 +18,8 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PACKAGE = CHECKOUT / "src" / "kubetune"
+MOST_IMPORTS = 20
+MOST_LINES_OF_A_CLASS = 200
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LAYOUT = {
     tokenize.NL,
@@ -133,6 +135,28 @@ def _is_module(dotted: str) -> bool:
     return place.is_dir() or place.with_suffix(".py").exists()
 
 
+def with_many_imports() -> list[str]:
+    """Return the files of the package that import more modules of it than a reader can hold."""
+    files = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        number = imports_of(path)
+        if number > MOST_IMPORTS:
+            files.append(f"{path.relative_to(PACKAGE)} {number}")
+    return files
+
+
+def long_classes() -> list[str]:
+    """Return the classes of the package that are longer than a few screens."""
+    classes = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > MOST_LINES_OF_A_CLASS:
+                    classes.append(f"{path.relative_to(PACKAGE)} {node.name} {lines}")
+    return classes
+
+
 def main(folders: list[str]) -> None:
     """Print the table, then the numbers of this house alone."""
     print(HEAD)
@@ -148,6 +172,10 @@ def main(folders: list[str]) -> None:
     print(f"rooms {len(rooms)}")
     print(f"functions that take Config {functions_with_config()}")
     print(f"modules that training/loop imports {imports_of(PACKAGE / 'training' / 'loop.py')}")
+    many = with_many_imports()
+    print(f"files with more than {MOST_IMPORTS} imports {len(many)}: {', '.join(many)}")
+    classes = long_classes()
+    print(f"classes above {MOST_LINES_OF_A_CLASS} lines {len(classes)}: {', '.join(classes)}")
     print(f"lines of tests, golden YAML included {tests:,}")
 
 
