@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kubetune.training.optimizer.shards import Buffers
 from tests import toy
 
 NAME = "adapter_model.safetensors"
+SETTINGS = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def base(base_folder: Path) -> Any:
 @pytest.fixture
 def adapter(base_folder: Path, tmp_path: Path) -> Path:
     model = AutoModelForCausalLM.from_pretrained(base_folder)
-    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    adapted = get_peft_model(model, SETTINGS)
     adapted.save_pretrained(str(tmp_path / "adapter"))
     return tmp_path / "adapter"
 
@@ -113,6 +115,141 @@ def test_an_adapter_with_other_tensors_answers_nothing(base_folder: Path, adapte
         base = AutoModelForCausalLM.from_pretrained(base_folder)
         with pytest.raises(errors.ModelError, match=message):
             loading.with_adapter(base, adapter)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"lora_alpha": float("nan")}, "lora_alpha: nan; expected a finite number"),
+        ({"lora_alpha": float("inf")}, "lora_alpha: inf; expected a finite number"),
+        ({"lora_alpha": 1e30}, r"lora_alpha: 1e\+30; expected less than or equal to 65536"),
+        ({"lora_alpha": 0}, "lora_alpha: 0; expected greater than 0"),
+        ({"lora_alpha": [1]}, r"lora_alpha: \[1\]; expected a valid number"),
+        ({"lora_alpha": None}, "lora_alpha: None; expected a valid number"),
+        ({"r": "2"}, "r: '2'; expected a valid integer"),
+        ({"r": True}, "r: True; expected a valid integer"),
+        ({"r": 0}, "r: 0; expected greater than or equal to 1"),
+        ({"r": 10**30}, "r: 10*; expected less than or equal to 4096"),
+        ({"lora_dropout": "x"}, "lora_dropout: 'x'; expected a valid number"),
+        ({"rank_pattern": [1]}, r"rank_pattern: \[1\]; expected a valid dictionary"),
+        ({"rank_pattern": {"(a+)+$": 2}}, "rank_pattern: .*which should match pattern"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "alpha_pattern: nan; expected a finite"),
+        ({"modules_to_save": ["(a+)+$"]}, "modules_to_save: .*which should match pattern"),
+        ({"target_modules": 5}, "target_modules: 5; expected"),
+        ({"target_modules": ["(a+)+$"]}, "target_modules: "),
+        ({"use_dora": "no"}, "use_dora: 'no'; expected a valid boolean"),
+        ({"peft_type": "IA3"}, "peft_type: 'IA3'; expected 'LORA'"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "task_type: "),
+        ({"base_model_name_or_path": {"a": 1}}, "base_model_name_or_path: .*valid string"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa'; expected a valid boolean"),
+        ({"bias": "all"}, "bias: 'all', which no run writes"),
+        ({"layer_replication": [[0, 9]]}, "layer_replication: .*, which no run writes"),
+        ({"megatron_config": {"a": 1}}, "megatron_config: .*, which no run writes"),
+        ({"auto_mapping": {"parent_library": "os"}}, "auto_mapping: .*, which no run writes"),
+        ({"of_a_later_peft": 1}, "of_a_later_peft: 1, which no run writes"),
+    ],
+)
+def test_settings_of_an_adapter_that_no_run_writes(
+    adapter: Path, change: dict[str, Any], problem: str
+) -> None:
+    set_in(adapter, **change)
+    with pytest.raises(errors.ModelError, match=f"its adapter_config.json has {problem}"):
+        loading.require_plain_adapter(adapter)
+
+
+def set_in(adapter: Path, **change: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+
+
+@pytest.mark.parametrize("key", ["r", "lora_alpha", "peft_type"])
+def test_settings_of_an_adapter_that_lack_a_key(adapter: Path, key: str) -> None:
+    path = adapter / "adapter_config.json"
+    facts = json.loads(path.read_text())
+    del facts[key]
+    path.write_text(json.dumps(facts))
+    with pytest.raises(errors.ModelError, match=f"has no {key}; expected one"):
+        loading.require_plain_adapter(adapter)
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "problem"),
+    [
+        ({}, lambda a, b: (a.T, b), r"lora_A.* has the shape \[64, 2\]; expected 2 rows"),
+        ({}, lambda a, b: (a, b.T), r"lora_B.* has the shape \[2, 64\]; expected 2 columns"),
+        ({}, lambda a, b: (a[0], b), r"lora_A.* has the shape \[64\]; expected 2 rows"),
+        ({}, lambda a, b: (a.int(), b), "lora_A.* holds I32; expected floats"),
+        ({}, lambda a, b: (a, b.bool()), "lora_B.* holds BOOL; expected floats"),
+        ({"r": 8}, lambda a, b: (a, b), r"expected 8 (rows|columns), the rank in adapter_config"),
+        (
+            {"rank_pattern": {"q_proj": 1}},
+            lambda a, b: (a, b),
+            "q_proj.* expected 1 (rows|columns)",
+        ),
+    ],
+    ids=["A turned", "B turned", "A is a row", "A of integers", "B of truths", "r", "rank_pattern"],
+)
+def test_tensors_that_are_none_of_such_an_adapter(
+    adapter: Path,
+    settings: dict[str, Any],
+    change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    problem: str,
+) -> None:
+    set_in(adapter, **settings)
+    tensors = load_file(adapter / NAME)
+    first = min(name for name in tensors if "lora_A" in name)
+    second = first.replace("lora_A", "lora_B")
+    tensors[first], tensors[second] = change(tensors[first], tensors[second])
+    save_file({name: value.contiguous() for name, value in tensors.items()}, adapter / NAME)
+    with pytest.raises(errors.ModelError, match=problem):
+        loading.require_plain_adapter(adapter)
+
+
+def test_an_adapter_of_another_base_is_refused_in_words(base: Any, adapter: Path) -> None:
+    tensors = load_file(adapter / NAME)
+    for name, value in tensors.items():
+        if "lora_A" in name:
+            tensors[name] = torch.ones(2, value.shape[1] + 8)
+    save_file(tensors, adapter / NAME)
+    with pytest.raises(errors.ModelError, match=r"PEFT cannot put it on this model \(RuntimeError"):
+        loading.with_adapter(base, adapter)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"target_modules": "(((.+)+)+)+$x"}, "soon has an answer"),
+        ({"target_modules": "(("}, "expected a regular expression"),
+        ({"target_modules": "(a+)+$"}, r"expected an expression that matches .*q_proj, which has"),
+        ({"exclude_modules": "(((.+)+)+)+$x"}, "exclude_modules: .* soon has an answer"),
+    ],
+)
+def test_expressions_of_an_adapter_that_never_end_or_match_nothing(
+    base: Any, adapter: Path, change: dict[str, Any], problem: str
+) -> None:
+    set_in(adapter, **change)
+    with pytest.raises(errors.ModelError, match=problem):
+        loading.with_adapter(base, adapter)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_dora": True, "use_rslora": True},
+        {"modules_to_save": ["lm_head"]},
+        {"target_modules": r".*\.(q|v)_proj", "exclude_modules": r".*layers\.1\..*"},
+        {"target_modules": ["embed_tokens", "q_proj"], "rank_pattern": {"q_proj": 1}},
+        {"target_parameters": ["mlp.down_proj.weight"]},
+    ],
+    ids=lambda settings: ", ".join(settings),
+)
+def test_forms_of_adapters_that_runs_write_are_loaded(
+    base_folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    config = LoraConfig(**{**SETTINGS.to_dict(), "peft_type": None, **settings})
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base_folder), config)
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    loading.with_adapter(AutoModelForCausalLM.from_pretrained(base_folder), tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])

@@ -212,7 +212,14 @@ def test_an_adapter_is_scaled_as_peft_scales_it(
         weights[f"{stem}.lora_A.weight"] = torch.randn(rank, 64, generator=generator)
         weights[f"{stem}.lora_B.weight"] = torch.randn(out, rank, generator=generator)
     save_file(weights, tmp_path / "adapter_model.safetensors")
-    settings = {"lora_alpha": 8, "alpha_pattern": {"v_proj": 6}, "use_rslora": use_rslora}
+    settings = {
+        "peft_type": "LORA",
+        "r": 4,
+        "rank_pattern": {"v_proj": 2},
+        "lora_alpha": 8,
+        "alpha_pattern": {"v_proj": 6},
+        "use_rslora": use_rslora,
+    }
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     assert write_adapter(tmp_path, facts_of(folder), tmp_path / "a.gguf", {}) == 2
 

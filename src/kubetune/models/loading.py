@@ -37,6 +37,7 @@ from kubetune.data.reading.hub import (
 )
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import base_shards, patches, quantization, weight_files
+from kubetune.models.adapters import expressions, saved
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.plan import model_shapes
 from kubetune.plan.base_model import Embeddings
@@ -70,8 +71,6 @@ _OF_ODD_FILES = (
     NotImplementedError,
     RecursionError,
 )
-# Settings of PEFT that make an adapter import modules, or take in other adapters.
-_FOREIGN_TO_ADAPTERS = ("megatron_config", "arrow_config", "layer_replication")
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
@@ -214,55 +213,82 @@ def load_trained(
 
 def with_adapter(base: Any, folder: Path) -> nn.Module:
     """Return PEFT's model of a base with the adapter of a folder. Raise ModelError as `require_plain_adapter` does."""
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
 
-    require_plain_adapter(folder)
-    with warnings.catch_warnings():
+    settings = require_plain_adapter(folder)
+    _require_expressions(folder, settings, base)
+    with warnings.catch_warnings(), _explained_adapter(folder):
         # Missing weights are an error below.
         warnings.filterwarnings("ignore", "Found missing adapter keys")
-        by_dora = bool(getattr(PeftConfig.from_pretrained(str(folder)), "use_dora", False))
-        with base_shards.measured(base, by_dora=by_dora):
+        with base_shards.measured(base, by_dora=settings.use_dora):
             adapted: Any = PeftModel.from_pretrained(base, str(folder))
-    # `from_pretrained` keeps to itself what it did not find, and what it found besides.
-    result = adapted.load_adapter(str(folder), adapted.active_adapter)
+        # `from_pretrained` keeps to itself what it did not find, and what it found besides.
+        result = adapted.load_adapter(str(folder), adapted.active_adapter)
     weight_files.require_same_names(folder, result.missing_keys, result.unexpected_keys)
     return adapted  # type: ignore[no-any-return]
 
 
-def require_plain_adapter(folder: Path) -> None:
-    """Raise ModelError for an adapter with which PEFT would load other weights, pickles or modules, or none that work.
+@contextmanager
+def _explained_adapter(folder: Path) -> Iterator[None]:
+    """Turn what PEFT raises for an adapter that is not on this base into one sentence that says what to do."""
+    try:
+        yield
+    except (*_OF_ODD_FILES, RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError) and not _is_of_files(error):
+            raise
+        words = " ".join(str(error).split())[:300]
+        raise errors.ModelError(
+            f"adapter {folder}: PEFT cannot put it on this model ({type(error).__name__}: {words}); choose another "
+            "checkpoint, or --model with the base that it was trained on. Nothing was loaded."
+        ) from error
 
-    megatron_core                                PEFT imports the module that it names
-    another peft_type                            loads further adapters, from anywhere
-    no adapter_model.safetensors                 PEFT reads a pickle, or asks the hub
+
+def _require_expressions(folder: Path, settings: saved.AdapterSettings, base: nn.Module) -> None:
+    """Raise ModelError for an expression of an adapter that never ends, or does not match the modules that have one."""
+    names = [name for name, _ in base.named_modules()]
+    for key in ("target_modules", "exclude_modules"):
+        expression = getattr(settings, key)
+        if not isinstance(expression, str):
+            continue
+        matched = expressions.matches(expression, names)
+        problem = None
+        if matched is None:
+            problem = "expected a regular expression that soon has an answer"
+        elif key == "target_modules":
+            lost = saved.adapted_modules(folder, settings) - matched
+            if lost:
+                problem = f"expected an expression that matches {min(lost)}, which has an adapter"
+        if problem is not None:
+            raise errors.ModelError(
+                f"adapter {folder}: its {saved.SETTINGS} has {key}: {expression[:100]!r}; {problem}; {saved.ADVICE}"
+            )
+
+
+def require_plain_adapter(folder: Path) -> saved.AdapterSettings:
+    """Return the settings of an adapter that fits itself.
+
+    Raise ModelError for one with which PEFT would load other weights, pickles or modules, or none that work:
+
+        megatron_core                                PEFT imports the module that it names
+        another peft_type                            loads further adapters, from anywhere
+        no adapter_model.safetensors                 PEFT reads a pickle, or asks the hub
     """
     try:
         require_plain(folder)
     except IrregularFileError as error:
         raise errors.ModelError(f"adapter {error}. Nothing was loaded.") from None
 
-    if not (folder / "adapter_model.safetensors").is_file():
+    if not (folder / saved.WEIGHTS).is_file():
         raise errors.ModelError(
             f"adapter {folder}: has no adapter_model.safetensors; its weights are read from nothing else. Nothing was "
             "loaded."
         )
 
-    weight_files.require_finite_file(folder / "adapter_model.safetensors")
-
     # PEFT does what this file says, so it must say nothing unknown.
-    facts = read_json(folder / "adapter_config.json")
-    if facts.get("peft_type") != "LORA":
-        raise errors.ModelError(
-            f"adapter {folder}: its adapter_config.json has peft_type: {facts.get('peft_type')!r}; expected LORA. "
-            "Nothing was loaded."
-        )
-
-    foreign = sorted(key for key in _FOREIGN_TO_ADAPTERS if facts.get(key))
-    if foreign:
-        raise errors.ModelError(
-            f"adapter {folder}: its adapter_config.json has {foreign[0]}, which no run writes, and by which other code "
-            "or weights would be loaded; take that key out. Nothing was loaded."
-        )
+    settings = saved.read_settings(folder)
+    saved.require_fitting_weights(folder, settings)
+    weight_files.require_finite_file(folder / saved.WEIGHTS)
+    return settings
 
 
 def _require_plain(model: ModelConfig) -> None:
@@ -436,18 +462,23 @@ def explain(model: ModelConfig) -> Iterator[None]:
 
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
     except (*_OF_ODD_FILES, RuntimeError, strict) as error:
+        if isinstance(error, RuntimeError) and not _is_of_files(error):
+            raise
         words = " ".join(str(error).split())[:300]
-        if isinstance(error, RuntimeError):
-            # A lack of memory, a lost rank and a broken device are no fault of the files. They have classes of their
-            # own, or these words.
-            is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
-            if not is_odd or re.search(r"alloc|memory|CUDA", words):
-                raise
-
         raise errors.ModelError(
             f"model {model.path}: transformers cannot make a model of its config.json and weights "
             f"({type(error).__name__}: {words}); fetch it again, or fix config.json"
         ) from error
+
+
+def _is_of_files(error: RuntimeError) -> bool:
+    """True if an error may come of what is in a file.
+
+    A lack of memory, a lost rank and a broken device are no fault of the files. They have classes of their own, or
+    words.
+    """
+    is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
+    return is_odd and re.search(r"alloc|memory|CUDA", str(error)[:2000]) is None
 
 
 def check_rows(

@@ -85,12 +85,17 @@ def _split_names(value: Any) -> Any:
     return parts if is_list else value
 
 
+# Rank and scale of adapters, in run files and in files of adapters. The largest scale is far above any that trains.
+Rank = Annotated[int, Field(ge=1, le=4096)]
+Alpha = Annotated[float, Field(gt=0, le=65_536)]
+
+
 class LoraConfig(Section):
     """Adapters (LoRA, arXiv 2106.09685): their rank and scale, and the modules that get them."""
 
     # The adapters.
-    r: int = Field(16, ge=1, le=4096, description="Rank.")
-    alpha: float | None = Field(None, gt=0, description="Scale; left out: twice the rank.")
+    r: Rank = Field(16, description="Rank.")
+    alpha: Alpha | None = Field(None, description="Scale; left out: twice the rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
     # Which modules get them.
     target_modules: Annotated[

@@ -11,12 +11,11 @@ become part of B. With alpha_pattern {v: 6} beside alpha 8, q of rank 4 and v of
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import gguf
 import torch
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.models import weight_files
+from kubetune.models.adapters import saved
 from kubetune.result.gguf_files.families import Facts, family_of
 from kubetune.result.gguf_files.model_file import (
     Planned,
@@ -50,14 +50,14 @@ def write_adapter(
     `facts`: the base's. Raise ModelError for what llama.cpp would leave out or compute otherwise.
     """
     family = family_of(facts)
-    settings = json.loads((folder / "adapter_config.json").read_text("utf-8"))
-    if settings.get("target_parameters"):
+    settings = saved.read_settings(folder)
+    if settings.target_parameters:
         raise errors.ModelError(
             "llama.cpp loads no adapters on experts of a mixture; `--gguf bf16` writes the whole model. Nothing was "
             "written."
         )
     names = tensor_names(family, facts)
-    pairs = _pairs(weight_files.read(folder / "adapter_model.safetensors"))
+    pairs = _pairs(weight_files.read(folder / saved.WEIGHTS))
     alpha: float | None = None
     planned = []
     for module, (a, b) in sorted(pairs.items()):
@@ -109,14 +109,9 @@ def _pairs(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     return pairs
 
 
-def _scale(module: str, settings: Mapping[str, Any], rank: int) -> float:
+def _scale(module: str, settings: saved.AdapterSettings, rank: int) -> float:
     """Return by what B·A of a module is multiplied, as PEFT does it."""
-    alpha = settings["lora_alpha"]
-    for pattern, value in (settings.get("alpha_pattern") or {}).items():
-        # PEFT's rule: the pattern is the end of the name, after a dot or from its start.
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = value
-            break
-    if settings.get("use_rslora"):
-        return float(alpha / math.sqrt(rank))
-    return float(alpha / rank)
+    alpha = settings.alpha_of(module)
+    if settings.use_rslora:
+        return alpha / math.sqrt(rank)
+    return alpha / rank
