@@ -203,6 +203,19 @@ def test_drawn_answers_are_judged_on_servers(
         toy.require_like(one, two)
 
 
+@slow
+@pytest.mark.parametrize("support", ["student_k", "teacher_k"])
+def test_slices_ask_as_copies_do(
+    inputs: Path, servers: list[FakeServer], tmp_path: Path, support: str
+) -> None:
+    settings = {**DRAWING, "support": support, "top_k": 8}
+    config = served_config(inputs, servers, {"max_steps": 4}, **settings)
+    sharded = config.training.model_copy(update={"parallelism": "fsdp"})
+    copies = toy.finished(tmp_path / "ddp", config, 2)
+    slices = toy.finished(tmp_path / "fsdp", config.model_copy(update={"training": sharded}), 2)
+    toy.require_like(copies, slices)
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
