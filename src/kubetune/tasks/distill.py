@@ -6,6 +6,7 @@ that loss and gradient do not depend on how a step is split. An evaluation is th
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -72,7 +73,10 @@ class Distill(CausalLM):
         teacher = _teacher_before(learner, batch)
         with packed(batch.cu_seqlens, parents=batch.parents):
             _, measures = fsdp.inside(learner.lm, _summed_loss, learner, batch, teacher, 1.0)
-        return sums._replace(divergence=float(measures[0]), num_compared=sums.num_labels)
+        divergence = float(measures[0])
+        if math.isnan(divergence):
+            return sums  # a stop came while a server was waited for
+        return sums._replace(divergence=divergence, num_compared=sums.num_labels)
 
     def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
         """Return the metrics of a language model, and the mean divergence from the teacher where it is known."""

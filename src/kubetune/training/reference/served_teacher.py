@@ -6,7 +6,6 @@ of a server that does not answer in time.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,24 +20,17 @@ from kubetune.batching.whole_rows import WholeRow, whole_rows
 from kubetune.rundir import heartbeat
 from kubetune.training.reference import teacher_wire
 from kubetune.training.rollouts.servers.calls import Calls, times
-from kubetune.training.rollouts.servers.connecting import SAMPLERS
 from kubetune.training.rollouts.servers.vllm_client import Server
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.batching.batch import Batch
-    from kubetune.config.schema import DistillConfig
 
 _LOOK_SECONDS: Final = 0.5
 
 Item = TypeVar("Item", bound=Any)
 Answer = TypeVar("Answer")
-
-
-def addresses(settings: DistillConfig) -> tuple[str, ...]:
-    """Return the addresses of the servers that are the teacher, from the run file or of pods; none without servers."""
-    return settings.urls or tuple(os.environ.get(SAMPLERS, "").split())
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from kubetune.scoring.rewards.model_sources import ModelSource, source_of
 from kubetune.scoring.rewards.models import load_teacher
 from kubetune.scoring.rewards.named_models import NamedModel
 from kubetune.tasks import distill
-from kubetune.training.reference import served_teacher, server_meetings
+from kubetune.training.reference import server_meetings
 from kubetune.training.reference.attached import Place, tables_of
 from kubetune.training.reference.scores import Asked, scores
 from kubetune.training.reference.served_teacher import TeacherOnServers
-from kubetune.training.rollouts.servers.vllm_client import Server
+from kubetune.training.rollouts.servers.connecting import servers_at
 from kubetune.training.start.rank_start import RankStart
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
     from kubetune.data.prepared.rows import Rows
     from kubetune.training.reference.logp_tables import Tables
+    from kubetune.training.rollouts.servers.vllm_client import Server
 
 # Raise it when the same rows would give other numbers, or when the form of the files changes.
 FORMAT: Final = 1
@@ -64,8 +65,9 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     """
     if start.model.distill.teacher == ITSELF and start.model.lora is not None:
         return learner  # with its adapter off
-    if served_teacher.addresses(start.model.distill):
-        return _with_servers(start, learner)
+    servers = servers_at(start.model.distill.urls)
+    if servers:
+        return _with_servers(start, learner, servers)
     source = _raised_together(start, partial(_source, start))
     tokens = _raised_together(start, partial(_compared_tokens, start, learner, source))
     learner = replace(learner, compared_tokens=tokens)
@@ -90,14 +92,12 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     return learner
 
 
-def _with_servers(start: RankStart, learner: Learner) -> Learner:
+def _with_servers(start: RankStart, learner: Learner, servers: Sequence[Server]) -> Learner:
     """Return the learner with a teacher on servers. Raise ConfigError, ModelError or EnvironmentFault without them."""
     settings = start.model.distill
-    urls = served_teacher.addresses(settings)
     width = learner.lm.config.get_text_config().vocab_size
     number = min(settings.top_k, width)
-    logs.STEP.info("asking the teacher on %s", ", ".join(urls))
-    servers = [Server(url.rstrip("/")) for url in urls]
+    logs.STEP.info("asking the teacher on %s", ", ".join(server.url for server in servers))
     tokenizer = start.data.tokenizer
     meet = partial(
         server_meetings.meet, servers, settings, number, width, _longest(start), tokenizer

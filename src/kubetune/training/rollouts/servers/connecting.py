@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +28,22 @@ _DIGEST_CHARACTERS = 8
 SAMPLERS = "KUBETUNE_SAMPLERS"
 
 
+def servers_at(urls: Sequence[str]) -> list[Server]:
+    """Return the servers at these addresses, or else at those of pods; none without either."""
+    addresses = urls or os.environ.get(SAMPLERS, "").split()
+    return [Server(url.rstrip("/")) for url in addresses]
+
+
 def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
     """Return a drawer that asks servers instead of the model. Raise ConfigError for adapters that they cannot load."""
     model = drawer.model
     learner = model.learner
     _require_known_to_servers(learner, model.tokenizer)
-    urls = servers.urls or tuple(os.environ.get(SAMPLERS, "").split())
-    if not urls:
+    addresses = servers_at(servers.urls)
+    if not addresses:
         raise errors.ConfigError(
             "grpo.servers.urls: missing, and kubernetes.samplers are pods of a cluster; expected addresses"
         )
-    addresses = [Server(url.rstrip("/")) for url in urls]
 
     # Two runs on the same servers do not touch each other's adapters.
     owner = f"{drawer.run_dir.absolute()}\0{drawer.made_by}"
