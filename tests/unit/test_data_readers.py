@@ -125,10 +125,36 @@ def test_an_open_string_in_a_list_is_named(tmp_path: Path) -> None:
     assert read(file)[1].first == [f"{file}:2: is not JSON: an open string."]
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        'messages[0] is "The {n}th text"; expected an object',
+        'messages[{n}] is "A \\"quoted\\" text of {n} that is cut sho…; expected an object',
+        "answer is {n}; expected a text",
+        'answer is {{"steps": [{n}]}}; expected a text',
+        "has {n},122 tokens; data.max_length is 2,048",
+    ],
+)
+def test_a_problem_that_shows_each_record_s_own_values_is_shown_once(what: str) -> None:
+    problems = Problems()
+    for n in range(1, 31):
+        problems.add(f"a.jsonl:{n}", what.format(n=n))
+    (sentence,) = problems.sentences()
+    assert sentence.startswith("a.jsonl:1: " + what.format(n=1))
+    assert "The same in 29 more records: lines 2, 3, 4 …" in sentence
+
+
+def test_problems_of_other_keys_or_words_are_shown_apart() -> None:
+    problems = Problems()
+    for n, what in enumerate(('role is "bot"', 'role is "ai"', "`a1` is 3", "`a2` is 3")):
+        problems.add(f"a.jsonl:{n + 1}", f"{what}; expected a text")
+    assert len(problems.sentences()) == 4
+
+
 def test_many_problems_are_counted_and_the_first_shown() -> None:
     problems = Problems()
     for n in range(45):
-        problems.add(f"a.jsonl:{n + 1}", f"has {n} images")
+        problems.add(f"a.jsonl:{n + 1}", f"has no key k{n}")
     lines = problems.error().problems
     assert [line.split(": ")[0] for line in lines[:-1]] == [
         f"a.jsonl:{n}" for n in range(1, SHOWN + 1)

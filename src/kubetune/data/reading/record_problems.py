@@ -15,15 +15,20 @@ SHOWN: Final = 20
 
 # Lines that are named of a problem that several records have, besides its first.
 _MORE_LINES: Final = 3
-# Problems are kept in so many different words. Those that quote their record are all different; the rest are only counted.
+# Problems are kept in so many different words; the rest are only counted.
 _MOST_KINDS: Final = 1_000
-# Places within a record: `column 36`, `messages[3]`. The same mistake elsewhere in another record is the same.
-_PLACES: Final = re.compile(r"\bcolumn \d+|\[\d+\]")
+# What differs where records have the same mistake: places (`messages[3]`), numbers, quoted texts of several words, lists
+# or objects. A single word, such as a role, and the name of a key are what the mistake is about.
+_OF_ONE_RECORD: Final = re.compile(
+    r"(?<= is )[\[{].*?(?=; expected|$)"
+    r'|"(?:[^"\\]|\\.)*\s(?:[^"\\]|\\.)*(?:"|…)'
+    r"|(?<![\w`])-?\d[\d.,]*"
+)
 
 
 @dataclass
 class _Kind:
-    """A problem that one or more records of a file have, in the same words but for the place within a record."""
+    """A problem that one or more records of a file have, in the same words but for what each of them holds."""
 
     what: str  # in the words of its first record
     count: int = 0
@@ -73,10 +78,10 @@ class Problems:
         file, _, line = where.rpartition(":")
         # Reading runs ahead of encoding, so problems come in no order.
         insort(self._kept, (file, int(line), what))
-        anywhere = _PLACES.sub("", what)
-        kind = self._kinds.get((file, anywhere))
+        words = _OF_ONE_RECORD.sub("", what)
+        kind = self._kinds.get((file, words))
         if kind is None and len(self._kinds) < _MOST_KINDS:
-            kind = self._kinds[file, anywhere] = _Kind(what)
+            kind = self._kinds[file, words] = _Kind(what)
         if kind is not None:
             kind.add(int(line), what)
         if self._keep is not None:
