@@ -520,3 +520,108 @@ def test_a_prompt_is_not_shown_as_what_is_trained(capsys: pytest.CaptureFixture[
     _, output = check(lines([{"prompt": prompt}] * 3), *base, capsys=capsys)
     assert "row 1 (a prompt: answers to it are drawn, and rewarded)" in output
     assert "⟦" not in output
+
+
+def inited(
+    rows: Sequence[dict[str, Any]], *words: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """Return what `init` answers for records, whose run file is run.yaml."""
+    Path("run.yaml").unlink(missing_ok=True)
+    code = cli.main(["init", lines(rows), "--model", MODEL, "-o", "run.yaml", *words])
+    output = capsys.readouterr()
+    return code, output.out + output.err
+
+
+def test_init_says_what_the_file_that_it_writes_leaves_unused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The shape that the file names reads thoughts, which a plain prompt has no place for.
+    rows = [
+        {"prompt": f"What is {n}?", "thinking": f"{THOUGHT} {n}", "response": f"It is {n}."}
+        for n in range(40)
+    ]
+    code, output = inited(rows, capsys=capsys)
+    assert (code, load_config(Path("run.yaml")).data.train[0].format) == (0, "question_answer")
+    for said in (output, check("run.yaml", capsys=capsys)[1]):
+        assert "is not used" not in said
+        assert "reasoning that the chat template leaves out" in said
+
+
+def test_a_second_answer_is_never_part_of_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"question": f"What is {n}?", "answer": f"It is {n}.", "response": f"That would be {n}."}
+        for n in range(40)
+    ]
+    code, output = inited(rows, capsys=capsys)
+    assert code == 0, output
+    code, checked = check("run.yaml", capsys=capsys)
+    assert code == 0
+    for said in (output, checked):
+        assert "input:" not in said
+        assert "`response` (a text) is not used" in said
+    assert "warning: train: `response`" in checked
+    words = "--columns instruction=question output=response"
+    assert words in output
+    code, output = inited(rows, *words.split(), capsys=capsys)
+    assert code == 0
+    assert "That would be" in check("run.yaml", capsys=capsys)[1]
+    # Without columns, the two are named as the file has them.
+    for columns in ({}, {"prompt": "question"}):
+        with pytest.raises(ValueError, match="has `answer` and `response`; expected one answer"):
+            read(rows[0], "question_answer", columns)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["steps", "analysis", "sql_explanation", "feedback", "critiques", "test_cases", "answer_2"],
+)
+def test_what_belongs_to_the_answer_is_never_advised_for_the_prompt(name: str) -> None:
+    row = {"question": "Who is it?", "answer": "It is the man.", name: "He came by the road."}
+    seen = Columns()
+    seen.note(name, row, {}, ())
+    (column,) = left_out(seen.to_json(1), "x.jsonl")
+    assert (seen[name].use, column.advice) == (
+        {},
+        "Write it into the answer, if it is to be learned",
+    )
+
+
+def test_advice_gives_all_columns_of_the_run() -> None:
+    row = {
+        "question": "Who?",
+        "answer": "It is he.",
+        "cot": THOUGHT,
+        "email": "Dear sir, it is me.",
+    }
+    row |= {"reply_to": "The whole talk before."}
+    for columns, name, whole in (
+        ({"reasoning_content": "cot"}, "email", {"reasoning_content": "cot"}),
+        ({"input": "email", "output": "answer"}, "cot", {"input": "email"}),
+        ({"system": "reply_to"}, "email", {"system": "reply_to"}),
+    ):
+        seen = Columns()
+        seen.note(name, row, columns, ())
+        use = seen[name].use
+        assert whole.items() <= use.items()
+        assert name in use.values()
+        reading = read(row, columns=use)
+        assert {name, *whole.values()}.isdisjoint(reading.unused)
+
+
+def test_thoughts_in_messages_that_nothing_reads_are_named_everywhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = []
+    for n in range(20):
+        question = {"role": "user", "content": f"Who is {n}?", "attachments": [f"A text of {n}."]}
+        answer = {"role": "assistant", "content": "It is he.", "thoughts": f"{THOUGHT} {n}"}
+        answer["reasoning_details"] = [{"text": f"Then I add {n}."}]
+        rows.append({"messages": [question, answer]})
+    _, output = inited(rows, capsys=capsys)
+    for said in (output, Path("run.yaml").read_text(), check("run.yaml", capsys=capsys)[1]):
+        for name in ("thoughts", "reasoning_details"):
+            assert f"`messages[].{name}` (thoughts) is not used" in said
+        assert "as `reasoning_content` of the assistant's" in said
+        assert "`messages[].attachments`" in said
+    assert "warning: train: `messages[].thoughts`" in output
+    assert "`messages[].thoughts` (thoughts)" in check("d.jsonl", capsys=capsys)[1]

@@ -13,6 +13,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kubetune.base.humanize import counted, shell_word
 
+# How readers call a key of messages.
+_OF_MESSAGES: Final = "messages[]."
+
 # A record as its file has it.
 RecordValue = Mapping[str, Any]
 Meaning = Literal["subject", "thought", "text", "class", "other"]
@@ -57,6 +60,10 @@ _METADATA: Final = frozenset((
     "seed", "hash", "md5", "sha", "sha256", "user", "author", "annotator", "worker", "batch", "shard", "partition",
     "repo", "repository", "domain",
 ))  # fmt: skip
+# Words of names of texts that are written with an answer or about it, and that no question is about.
+_BESIDE_ANSWERS: Final = frozenset((
+    *ANSWERS, "reply", "step", "analysis", "explanation", "feedback", "critique", "test",
+))  # fmt: skip
 # Words of names of answers that are not to be learned.
 _BAD: Final = frozenset((
     "rejected", "dispreferred", "loser", "worse", "bad", "wrong", "incorrect", "negative", "non", "unsafe",
@@ -80,6 +87,12 @@ def names_thought(name: str) -> bool:
     """True if a column is called like the thoughts before an answer."""
     # `Complex_CoT` has a capital within a word.
     return not _THOUGHTS.isdisjoint((*words_of_name(name), *words_of_name(name.lower())))
+
+
+def names_answer(name: str) -> bool:
+    """True if a column is called like an answer, its steps, or what somebody says of it: `response_a`, `explanation`."""
+    words = words_of_name(re.sub(r"\d", "", name))
+    return not _BESIDE_ANSWERS.isdisjoint(words) and not names_subject(name)
 
 
 def names_metadata(name: str) -> bool:
@@ -151,16 +164,25 @@ def with_subject(name: str, value: RecordValue, columns: Mapping[str, str]) -> d
     # A conversation has its prompt in its messages, a classifier its texts as they are.
     if key_of(TALKS, value, columns) or not columns.keys().isdisjoint(("text", "label")):
         return {}
-    if question == name or not isinstance(value[question], str):
+    if question == name or names_answer(name) or not isinstance(value[question], str):
         return {}
     chosen = {"instruction": question, "input": name}
-    for key in ("chosen", "rejected"):
-        if columns.get(key, key) in value:
-            return chosen | {key: columns[key] for key in ("chosen", "rejected") if key in columns}
     answer = key_of(ANSWERS, value, columns)
+    if key_of(("chosen", "rejected"), value, columns):
+        answer = ""
     if answer:
         chosen["output"] = answer
-    return {key: column for key, column in chosen.items() if key != column}
+    return _whole(chosen, columns)
+
+
+def _whole(chosen: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return all `columns` of a run file that gets these, beside those that it has for other columns of the record."""
+    whole = {key: column for key, column in chosen.items() if key != column}
+    for key, column in columns.items():
+        is_answer = "output" in chosen and key in ANSWERS
+        if key not in chosen and column not in chosen.values() and not is_answer:
+            whole[key] = column
+    return whole
 
 
 def _as_thought(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
@@ -177,14 +199,21 @@ def _as_thought(name: str, value: RecordValue, columns: Mapping[str, str]) -> di
     if not columns and question in QUESTIONS:
         # These names are known, whichever of them the record has.
         chosen = {}
-    if "input" in columns:
-        chosen["input"] = columns["input"]
-    chosen["reasoning_content"] = name
-    return {key: column for key, column in chosen.items() if key != column}
+    return _whole({**chosen, "reasoning_content": name}, columns)
 
 
 def _as_answer(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the `columns` by which a text is learned as the answer to the plain text beside it; none without that."""
+    """Return the `columns` by which a text is learned as the answer to what is beside it; none without a question.
+
+    It is the answer to a plain text, or takes the place of another answer.
+    """
+    question = key_of(PROMPTS, value, columns)
+    texts = (value.get(question), value[name])
+    is_chat = key_of((*TALKS, "chosen", "rejected"), value, columns)
+    if name in ANSWERS and not is_chat and all(isinstance(text, str) for text in texts):
+        # Both are named, whatever they are called: there are two answers.
+        chosen = {"instruction": question, "output": name}
+        return {**_whole(chosen, columns), **chosen}
     others = (*PROMPTS, *ANSWERS, *TALKS, "chosen", "label", "labels")
     if columns or not isinstance(value.get("text"), str) or key_of(others, value, {}):
         return {}
@@ -363,7 +392,8 @@ class ColumnFacts:
 
     def is_class(self, name: str, *, records: int, fewest: int = FEWEST_RECORDS) -> bool:
         """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
-        if not self.is_short or names_metadata(name) or self.records < fewest:
+        is_aside = names_metadata(name) or name.startswith(_OF_MESSAGES)
+        if not self.is_short or is_aside or self.records < fewest:
             return False
         if self.records < _MOSTLY * records or not 2 <= len(self.values) <= MOST_CLASSES:
             return False
@@ -371,6 +401,17 @@ class ColumnFacts:
         if len(self.values) > self.records / 3:
             return False
         return not any(re.fullmatch(r"-?\d+\.\d+|\d{4}-\d\d.*", value) for value in self.values)
+
+
+def _of_messages(name: str, value: RecordValue) -> Any:
+    """Return what the messages of a record hold under a key, such as `messages[].thoughts`; None where none has it."""
+    key = name.removeprefix(_OF_MESSAGES)
+    held = []
+    for turns in value.values():
+        for turn in turns if isinstance(turns, list) else ():
+            if key != name and isinstance(turn, Mapping) and not _is_empty(turn.get(key)):
+                held.append(turn[key])
+    return joined_texts(held) if held else None
 
 
 class Columns(dict[str, ColumnFacts]):
@@ -384,17 +425,22 @@ class Columns(dict[str, ColumnFacts]):
         texts: Sequence[str],
     ) -> None:
         """Count one column of a record. `texts`: those of the record that are used."""
-        if name not in value:
+        if name in value:
+            item = value[name]
+        else:
+            item = _of_messages(name, value)
+        if item is None:
             return
         facts = self.setdefault(name, ColumnFacts())
-        if not facts.records:
+        if not facts.records and name in value:
             if names_thought(name):
                 facts.use = _as_thought(name, value, columns)
             else:
                 facts.use = with_subject(name, value, columns) or _as_answer(name, value, columns)
-            facts.text = key_of(("text", "sentence", *PROMPTS), value, columns)
+            text = key_of(("text", "sentence", *PROMPTS), value, columns)
+            facts.text = text if isinstance(value.get(text), str) else ""
             facts.answer = key_of((*ANSWERS, *TALKS, "chosen"), value, columns)
-        facts.add(value[name], texts)
+        facts.add(item, texts)
 
     def __add__(self, other: Columns) -> Columns:
         """Return what was seen of both."""
@@ -457,11 +503,15 @@ def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[Left
             is_decisive = bool(of_column["text"]) and not of_column["answer"]
             yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_decisive)
         else:
-            is_decisive = meaning == "subject" or name in PROMPTS
+            is_decisive = meaning == "subject" or name in PROMPTS or name in ANSWERS
             what = "a text" if of_column["is_plain"] else "texts in lists or objects"
             advice = "Write it into the texts that are read, if they need it"
-            if "completion" in use and use["completion"] == name:
+            if names_answer(name):
+                advice = "Write it into the answer, if it is to be learned"
+            if name in (use.get("completion"), use.get("output")):
                 advice = f"`data.train.{in_yaml(use)}` (`{in_words(use)}` of `kubetune init`) learns it as the answer"
+                if of_column["answer"] not in ("", name):
+                    advice += f", in place of `{of_column['answer']}`"
             elif use:
                 advice = f"`data.train.{in_yaml(use)}` makes it part of the prompt"
                 if not is_decisive:

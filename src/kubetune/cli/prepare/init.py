@@ -123,7 +123,7 @@ def _for_data(args: argparse.Namespace) -> _Made:
     from kubetune.cli.prepare.run_file import run_file
     from kubetune.config.load import load_config
     from kubetune.config.schema import SourceConfig
-    from kubetune.data.inspect.proposal import propose
+    from kubetune.data.inspect.proposal import propose, settle_format
     from kubetune.data.inspect.proposed_values import model_facts
     from kubetune.supervisor.command_line import columns_of
 
@@ -131,6 +131,8 @@ def _for_data(args: argparse.Namespace) -> _Made:
     with busy(f"looking at {visible(args.data)}"):
         proposal = propose(source, args.task)
         facts = model_facts(args.model, proposal.task.value, os.environ)
+        if facts.has_template is False:
+            settle_format(proposal, has_template=False)
     text = run_file(proposal, args.model, facts)
     # A mistake of ours in the text is found before anything is written.
     config = load_config(FileText(args.output or Path("run.yaml"), text))

@@ -48,6 +48,7 @@ from kubetune.data.reading.examples import (
 from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.formats import detect, read
 from kubetune.data.reading.images import IMAGE_SUFFIXES
+from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
@@ -110,6 +111,8 @@ class Proposal:
 
     path: str
     task: ReasonedChoice
+    kind: RecordKind
+    records: Sequence[Record]  # those that were looked at
     loss: ReasonedChoice | None = None  # `preference.loss`, where it is not the default
     reward: ReasonedChoice | None = None  # `rewards`, of prompts
     problem_type: ReasonedChoice | None = (
@@ -122,7 +125,7 @@ class Proposal:
     conversations: bool = False  # the chat template of the model is needed
     answers: ReasonedChoice | None = None  # `evaluation.generate`, where answers can be compared
     remarks: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)  # columns that nothing reads, in words
+    unused: list[str] = field(default_factory=list)  # what nothing reads, in words
 
 
 def propose(source: SourceConfig, task: str | None = None) -> Proposal:
@@ -144,30 +147,52 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         kind = _KINDS.get(task, "text")
     columns = _columns_of(kind, seen, source)
     keys = {key: choice.value for key, choice in columns.items()}
-    examples, unused = _read_all(records, source, kind, keys)
-    thought = _thought_in(unused)
+    seen_as = _read_all(records, source, kind, keys)
+    examples = seen_as.examples
+    thought = _thought_in(seen_as.unused)
     if thought and not source.columns and kind == "text" and isinstance(examples[0], Chat):
         reason = f"`{thought}` is taken as the thoughts before the answer"
         columns["reasoning_content"] = ReasonedChoice(thought, reason)
-        examples, unused = _read_all(records, source, kind, {**keys, "reasoning_content": thought})
+        examples = _read_all(records, source, kind, {**keys, "reasoning_content": thought}).examples
 
     # The first record stands for all of what is no count.
     first = examples[0]
     choice = _task(kind, examples)
     if task is not None:
         choice = ReasonedChoice(task, "as given")
-    proposal = Proposal(source.path, choice, columns=columns, unused=_in_words(unused))
+    proposal = Proposal(source.path, choice, kind, records, columns=columns)
     proposal.rows = taken_by(source)
     proposal.plain_prompts = _is_plain(first)
     proposal.conversations = _is_chat(first)
     _settle(proposal, kind, examples)
-    bad = len(records) - len(examples) + problems.total
-    if bad:
-        proposal.remarks.append(
-            f"{counted(bad, 'record')} of the first {len(records):,} cannot be used: `kubetune data check` names them"
-        )
-
+    if problems.total:
+        proposal.remarks.append(f"{counted(problems.total, 'record')} cannot be read")
+    settle_format(proposal, has_template=None)
     return proposal
+
+
+def settle_format(proposal: Proposal, *, has_template: bool | None) -> None:
+    """Choose the shape of records that has to be named, and say what nothing reads of records in this shape.
+
+    Plain prompts go through the chat template of the model, unless it has none.
+    """
+    proposal.format = None
+    if proposal.plain_prompts and has_template is not False:
+        reason = "prompts go through the chat template, as in `chat` and `generate`"
+        is_compared = proposal.task.value in ("preference", "reward_model")
+        shape = "messages" if is_compared else "question_answer"
+        proposal.format = ReasonedChoice(shape, reason)
+    keys = {key: choice.value for key, choice in proposal.columns.items()}
+    source = SourceConfig(path=proposal.path)
+    if proposal.format is not None:
+        source = source.model_copy(update={"format": proposal.format.value})
+    read_so = _read_all(proposal.records, source, proposal.kind, keys)
+    proposal.unused = _in_words(read_so.unused)
+    bad = read_so.problems
+    if bad.total:
+        proposal.unused.append(
+            f"{bad.total:,} of the first {counted(len(proposal.records), 'record')} cannot be used. {bad.sentences()[0]}"
+        )
 
 
 def _settle(proposal: Proposal, kind: RecordKind, examples: Sequence[Example]) -> None:
@@ -440,8 +465,9 @@ def _with_subject(kind: RecordKind, seen: _SeenRecords) -> dict[str, ReasonedCho
                 "rejected": "the worse answer",
             }
             return {
-                key: ReasonedChoice(name, f"`{name}` is {reasons[key]}")
-                for key, name in use.items()
+                key: ReasonedChoice(use[key], f"`{use[key]}` is {reason}")
+                for key, reason in reasons.items()
+                if key in use
             }
     return {}
 
@@ -496,16 +522,22 @@ _MEANINGS: Final = {
 }
 
 
+class _Readings(NamedTuple):
+    """Records as they were understood."""
+
+    examples: Sequence[Example]
+    unused: Sequence[LeftOut]  # what nothing reads
+    problems: Problems  # of the records that cannot be read
+
+
 def _read_all(
     records: Sequence[Record], source: SourceConfig, kind: RecordKind, columns: Mapping[str, str]
-) -> tuple[list[Example], list[LeftOut]]:
-    """Return the records that can be read, and the columns that nothing reads.
-
-    Raise DataError, with the first reason, where no record can be read.
-    """
+) -> _Readings:
+    """Read records. Raise DataError, with the first reason, where none can be read."""
     examples = []
     problems = Problems()
     unused = Columns()
+    keys: set[str] = set()
     for record in records:
         try:
             reading = read(record.value, source.format, columns, kind=kind)
@@ -515,6 +547,7 @@ def _read_all(
         examples.append(reading.example)
         for key in reading.unused:
             unused.note(key, record.value, columns, list(written_texts(reading.example)))
+        keys.update(reading.unused)
 
     if not examples:
         advice = as_text(records[0].value, columns, source.path)
@@ -522,8 +555,10 @@ def _read_all(
             raise DataError(advice)
         raise problems.error()
     named = list(left_out(unused.to_json(len(examples)), source.path))
-    others = unused.keys() - {column.name for column in named}
-    return examples, [*named, *(LeftOut(name, "other", "", "") for name in sorted(others))]
+    # A chat template of the model may read some.
+    others = keys - {column.name for column in named} - {*OF_TEMPLATES}
+    named += [LeftOut(name, "other", "", "") for name in sorted(others)]
+    return _Readings(examples, named, problems)
 
 
 def _thought_in(unused: Sequence[LeftOut]) -> str:

@@ -151,14 +151,7 @@ def _of_answers(answers: ReasonedChoice) -> dict[str, ReasonedChoice]:
 
 def _format(proposal: Proposal, facts: ModelFacts) -> ReasonedChoice | None:
     """Return the shape of records where it has to be named: plain prompts that are to go through a chat template."""
-    if proposal.format is not None:
-        return proposal.format
-    if not proposal.plain_prompts or facts.has_template is False:
-        return None
-    reason = "prompts go through the chat template, as in `chat` and `generate`"
-    if proposal.task.value in ("preference", "reward_model"):
-        return ReasonedChoice("messages", reason)
-    return ReasonedChoice("question_answer", reason)
+    return proposal.format if facts.has_template is not False else None
 
 
 def _max_length(task: str, facts: ModelFacts) -> ReasonedChoice:

@@ -313,12 +313,16 @@ def _only_key(
     names: Sequence[str],
     what: str,
 ) -> str:
-    """Return the only one of these keys that holds something."""
+    """Return the only one of these keys that holds something, or the only one that `data.train.columns` name."""
     held = [name for name in names if record.holds(name)]
     if len(held) > 1:
-        raise ValueError(
-            f"has {quoted(held)}; expected one {what}, or `data.train.columns` that say which it is"
-        )
+        # The user knows them by the names that the file has.
+        of_file = quoted(record.columns.get(name, name) for name in held)
+        held = [name for name in held if name in record.columns]
+        if len(held) != 1:
+            raise ValueError(
+                f"has {of_file}; expected one {what}, or `data.train.columns` that say which it is"
+            )
     if held:
         return held[0]
     return first_of(names, record) or names[0]

@@ -146,7 +146,4 @@ def for_data(proposal: Proposal, values: Mapping[str, str]) -> list[dict[str, An
     if columns:
         pairs = [f"{key.rpartition('.')[2]} = {name}" for key, name in columns.items()]
         fixes.append({"label": f"Map columns: {', '.join(pairs)}", "values": columns})
-    if proposal.format is not None and values.get("data.train.format") != proposal.format.value:
-        shape = proposal.format.value
-        fixes.append({"label": f"Read rows as {shape}", "values": {"data.train.format": shape}})
     return fixes
