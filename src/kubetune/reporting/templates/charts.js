@@ -144,7 +144,7 @@ window.drawCharts = () => {
   const sampleOf = (line) => {
     const sample = document.createElementNS(drawing, "svg");
     const stroke = document.createElementNS(drawing, "path");
-    const looks = { d: "M0 5H30", stroke: ofLine(line), "stroke-width": line.kind === "raw" ? 1.2 : 2.4, "stroke-dasharray": dashes[line.dash % dashes.length].join(" ") };
+    const looks = { d: "M0 5H30", stroke: ofLine(line), "stroke-width": line.kind === "raw" ? 1.2 : 2.4, "stroke-dasharray": dashes[(line.dash ?? 0) % dashes.length].join(" ") };
     for (const [name, value] of Object.entries(looks)) stroke.setAttribute(name, value);
     sample.setAttribute("viewBox", "0 0 30 10");
     sample.setAttribute("aria-hidden", "true");
