@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,13 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     """Yield the address of a server of the folder, for browsers."""
+    with served(folder) as address:
+        yield address
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Yield the address of a server of a folder."""
     import uvicorn
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -449,6 +457,37 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.locator(".more-charts .chart canvas").first.wait_for()
         page.select_option("#x-axis", "share")
         assert not errors, "neither a script failed nor was anything refused by the policy"
+
+
+@browser.needed
+def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "live", 60)
+    (run_dir / "exit.json").unlink(missing_ok=True)
+    (run_dir / "logs").mkdir(exist_ok=True)
+    beat = {"rank": 0, "phase": "step", "waiting": False, "step": 60}
+    times = {"time": time.time(), "since": time.time()}
+    (run_dir / "logs" / "rank-0.beat.json").write_text(json.dumps({**beat, **times}))
+
+    def go_on(step: int) -> None:
+        with (run_dir / metrics.METRICS).open("a") as lines:
+            lines.write(json.dumps({"step": step, "epoch": 1.0, "loss": 1.0}) + "\n")
+
+    errors = list[str]()
+    with served(tmp_path) as address, browser.opened(errors) as page:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url(f"{address}/")
+        page.get_by_label("Choose live").check()
+        page.locator("#pane .chart canvas").first.wait_for()
+        go_on(61)
+        # The column of progress gives way to the curves.
+        page.locator("#run-rows progress[value='61']").wait_for(state="attached")
+        assert page.get_by_label("Choose live").is_checked()
+        browser.show(page, f"{address}/run?dir=live")
+        page.locator(".hero canvas").wait_for()
+        go_on(62)
+        page.locator(".facts-line", has_text="62").wait_for()
+        assert page.locator(".hero canvas").count() == 1
+    assert not errors
 
 
 def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:

@@ -44,8 +44,8 @@ const swap = (old, fresh) => {
 };
 
 // Parts of the page that show what a run says of itself; the curves are redrawn from their numbers instead.
-const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], header h1, header .reason, header .when, main > .damage")]
-  .filter((part) => !["curves", "headline", "log"].includes(part.id));
+const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], #point > .hero > div, #point > .facts-line, header h1, header .reason, header .when, main > .damage")]
+  .filter((part) => !["curves", "headline", "log", "point"].includes(part.id));
 const nameOf = (part) => part.id || part.getAttribute("aria-label") || `${part.localName} ${part.className}`;
 
 // What was logged last is seen first.
@@ -146,8 +146,11 @@ const refresh = async () => {
   tabs?.renew(page);
   document.title = page.title;
   document.querySelector("link[rel=icon]").href = page.querySelector("link[rel=icon]").href;
-  const data = page.getElementById("chart-data");
-  if (Boolean(data) !== Boolean(byId("chart-data"))) location.reload();
+  // Numbers of the page itself: curves of chosen runs have theirs beside the table.
+  const own = "body > #chart-data";
+  const data = page.querySelector(own);
+  const isChanged = [own, ".hero"].some((name) => Boolean(page.querySelector(name)) !== Boolean(document.querySelector(name)));
+  if (isChanged) location.reload();
   else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
   // Tables are sorted again, and what was chosen is chosen again.
   document.dispatchEvent(new CustomEvent("renewed"));
@@ -304,6 +307,7 @@ const count = () => {
   byId("of-chosen").hidden = !number;
   byId("chosen-count").textContent = `${number} chosen`;
   const remove = choice.querySelector("[data-delete]");
+  if (!remove) return;
   delete remove.dataset.sure;
   remove.textContent = "Delete";
   choice.querySelector("button[data-label]").hidden = number !== 1;
