@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import ast
-import math
 import operator
 import re
 from collections.abc import Callable
 from typing import Final
 
-# By the name of Python's syntax node. A shell rounds a quotient towards zero.
+_LARGEST: Final = 2**63
+
+
+def _divided(left: int, right: int) -> int:
+    """Return a quotient, rounded towards zero as a shell does."""
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
+
+
+# By the name of Python's syntax node.
 _OPERATIONS: Final[dict[str, Callable[[int, int], int]]] = {
     "Add": operator.add,
     "Sub": operator.sub,
     "Mult": operator.mul,
-    "Div": lambda left, right: int(left / right),
-    "Mod": lambda left, right: int(math.fmod(left, right)),
+    "Div": lambda left, right: _divided(left, right),
+    "Mod": lambda left, right: left - right * _divided(left, right),
     "Eq": operator.eq,
     "NotEq": operator.ne,
     "Lt": operator.lt,
@@ -48,6 +56,8 @@ def calculated(text: str) -> int | None:
     if not _CALCULATION.fullmatch(text):
         return None
     try:
-        return _result(ast.parse(text.strip(), mode="eval").body)
+        number = _result(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, LookupError, ArithmeticError, RecursionError):
         return None
+    # A shell's numbers have 64 bits, and begin again beyond them.
+    return number if abs(number) < _LARGEST else None

@@ -49,9 +49,17 @@ _SETTING_WITH: Final = {"printf": "-v", "wait": "-p"}
 # Commands behind which words mean something else, or other commands set what they like.
 _UNFOLLOWED: Final = ("alias", "builtin", "command", "coproc", "enable", "time")
 # Names that mean something else where a function has them.
-_BUILTINS: Final = frozenset(
+BUILTINS: Final = frozenset(
     ". : [ declare echo eval exec exit export false local printf read readonly set source test true typeset unset".split()
 )
+# Variables that a shell sets, or reads, in its own way.
+_OF_THE_SHELL: Final = (
+    "BASHPID EPOCHSECONDS EUID GROUPS LINENO PPID RANDOM SECONDS SRANDOM UID _".split()
+)
+# {NAME}>file
+_REDIRECTED: Final = re.compile(r"\{[A-Za-z_]\w*\}[<>]")
+# Signals of a trap behind which a script does not go on.
+_AT_ENDS: Final = frozenset("EXIT 0 INT TERM HUP QUIT SIGINT SIGTERM SIGHUP SIGQUIT".split())
 # Options of `shopt` that change no value and no test that the walk decides.
 _HARMLESS: Final = frozenset(
     "checkwinsize dotglob extglob failglob globstar histappend inherit_errexit nullglob -s -u".split()
@@ -81,7 +89,9 @@ class Doubts:
 
 def doubts_of(tree: Node) -> Doubts:
     """Return what is not certain in a script, wherever it stands."""
-    doubts = Doubts()
+    doubts = Doubts(dict.fromkeys(_OF_THE_SHELL, "is a variable of the shell itself"))
+    if _REDIRECTED.search(text_of(tree)):
+        doubts.add("", "depends on a redirection that sets a variable")
     assigned: dict[str, list[int]] = {}  # lines in which a variable is set
     readonly: dict[str, int] = {}
     unsetting = 0  # the last line that unsets a variable whose name is not known
@@ -93,6 +103,9 @@ def doubts_of(tree: Node) -> Doubts:
                 assigned.setdefault(name, []).append(line)
                 if bracket:
                     doubts.add(name, f"is set item by item (line {line})")
+                # `IFS=, read A B` is for that command alone.
+                if name == "IFS" and (node.parent is None or node.parent.type != "command"):
+                    doubts.add("", f"may be split otherwise, by IFS (line {line})")
             case "declaration_command":
                 _declared(node, doubts, readonly)
             case "unset_command" if "$" in text_of(node) and not _is_in_function(node):
@@ -102,10 +115,8 @@ def doubts_of(tree: Node) -> Doubts:
                     doubts.add(text_of(child), f"is changed by `unset` (line {line})")
             case "command":
                 _called(node, doubts)
-            case "function_definition" if field_of(node, "name") in _BUILTINS:
+            case "function_definition" if field_of(node, "name") in BUILTINS:
                 doubts.add("", f"depends on a function named as a builtin (line {line})")
-            case "file_redirect" if text_of(node).startswith("{"):
-                doubts.add("", f"depends on a redirection that sets a variable (line {line})")
         is_comparison = field_of(node, "operator") in _COMPARED_AS_NUMBERS
         if is_comparison or is_calculated_test(node) or node.type in _CALCULATING:
             _calculated(node, doubts)
@@ -116,7 +127,7 @@ def doubts_of(tree: Node) -> Doubts:
     for name, lines in assigned.items():
         if name in readonly and len(lines) > 1:
             doubts.add(name, f"is read-only (line {readonly[name]})")
-        if min(lines) < unsetting:
+        if min(lines) <= unsetting:
             doubts.add(name, f"is perhaps changed by `unset` (line {unsetting})")
     return doubts
 
@@ -217,7 +228,7 @@ def _called(node: Node, doubts: Doubts) -> None:
     changes = (
         (program in _UNFOLLOWED and not asks)
         or (program == "shopt" and not set(arguments) <= _HARMLESS)
-        or (program == "trap" and not {"DEBUG", "ERR", "RETURN"}.isdisjoint(arguments))
+        or (program == "trap" and not _AT_ENDS.issuperset(arguments[1:]))
     )
     if changes:
         doubts.add("", f"may be set otherwise by `{' '.join(words)}` (line {line})")

@@ -8,7 +8,7 @@ from typing import Final
 
 from tree_sitter import Node
 
-from kubetune.plugins.importers.shell.beyond import may_set_anything
+from kubetune.plugins.importers.shell.beyond import BUILTINS, may_set_anything
 from kubetune.plugins.importers.shell.nodes import field_of, line_of, text_of
 from kubetune.plugins.importers.shell.state import (
     Alternatives,
@@ -82,6 +82,9 @@ class Commands:
             self.script.unread[line] = f"{program}: what it sets is not known"
             if may_set_anything(program, " ".join(texts[1:])):
                 self.doubt_all(f"`{program}` may set anew (line {line})")
+        elif program in BUILTINS and program != field_of(node, "name"):
+            # A variable stands for the builtin, of which `beyond` has seen nothing.
+            self.doubt_all(f"`{program}` may set anew (line {line})")
         elif program and program not in _QUIET_COMMANDS:
             self.keep(line, words)
 

@@ -35,11 +35,15 @@ _PATTERN: Final = re.compile(r"[*?\[\]\\()]")
 _QUOTED: Final = ("string", "raw_string")
 # Others, such as 010, are octal for [[ … ]] and decimal for [ … ].
 _DECIMAL: Final = re.compile(r"-?(0|[1-9]\d*)")
+_JOINED: Final = re.compile(r"\s-[ao]\s")
 _ENDS: Final = {"true": True, ":": True, "false": False}
 
 
 def tested(node: Node, values: Values) -> bool | None:
     """Return whether [ … ], [[ … ]], (( … )), `true` or `false` holds; None if that is not known."""
+    # The signs for `and` and `or` within [ … ] are not followed, nor always parsed as such.
+    if node.type == "test_command" and _JOINED.search(text_of(node)):
+        return None
     # `[a = b]` calls a program named `[a`.
     if node.type == "test_command" and node.named_children and text_of(node)[1] in "[ \t":
         return _holds(node.named_children[0], values)
@@ -66,12 +70,11 @@ def _holds(node: Node, values: Values) -> bool | None:
         text = _text(node, values)
         return None if text is None else text != ""
 
-    # `-a` and `-o` are not followed: `[ -z $A -a -z $B ]` is parsed with the operator within the left side.
     left = node.named_children[0]
     right = node.named_children[-1]
     if sign in ("&&", "||"):
         return _together(_holds(left, values), sign, _holds(right, values))
-    # Nor is `! A = B`, which is parsed with the sign within the left side.
+    # `! A = B` is parsed with the sign within the left side, and not followed.
     if left.type == "unary_expression":
         return None
     return _compared(_text(left, values), sign, _text(right, values))

@@ -117,7 +117,8 @@ class Values:
             offset = child.start_byte - node.start_byte
             parts.append(source[start:offset].decode())
             if child.type == "string_content":
-                parts.append(re.sub(r"\\([$`\"\\\n])", r"\1", text_of(child)))
+                joined = text_of(child).replace("\\\n", "")
+                parts.append(re.sub(r"\\([$`\"\\])", r"\1", joined))
             else:
                 parts.append(self.text(child))
             start = child.end_byte - node.start_byte
@@ -146,7 +147,7 @@ class Values:
         if isinstance(value, tuple):
             if not value:
                 return ""
-            return value[0].text
+            return self.left_open(name, value[0].why) if value[0].why else value[0].text
         is_empty = value is None or (value == "" and sign.startswith(":"))
         if sign.endswith("+") and is_empty:
             return ""
@@ -186,7 +187,9 @@ class Values:
             words = self.words(commands[0].named_children)
             texts = [word.text for word in words]
             number = calculated(" ".join(texts[1:]))
-            if texts[0] == "expr" and number is not None:
+            # `expr 10/2` is a text, since its signs need spaces around them.
+            is_split = all(len(text) == 1 or text.lstrip("-").isdigit() for text in texts[1:])
+            if texts[0] == "expr" and number is not None and is_split:
                 return str(number)
         written = text_of(node)
         if written.startswith("`"):

@@ -10,7 +10,7 @@ from tree_sitter import Node
 from kubetune.plugins.importers.shell.beyond import NOT_FOLLOWED
 from kubetune.plugins.importers.shell.commands import Commands
 from kubetune.plugins.importers.shell.comparisons import negated, tested
-from kubetune.plugins.importers.shell.nodes import first_line_of, line_of
+from kubetune.plugins.importers.shell.nodes import first_line_of, is_known, line_of, text_of
 from kubetune.plugins.importers.shell.state import merged
 from kubetune.plugins.importers.shell.values import Values
 
@@ -144,8 +144,8 @@ class Walk:
         holds = tested(node, self.values)
         if holds is None:
             self.statement(node)
-        # An assignment holds. Of any other command nobody knows whether it ends well.
-        if node.type in ("variable_assignment", "declaration_command"):
+        # A plain assignment holds. Of any command nobody knows whether it ends well.
+        if node.type == "variable_assignment" and is_known(text_of(node)):
             return True
         return holds
 
