@@ -99,13 +99,7 @@ def doubts_of(tree: Node) -> Doubts:
         line = line_of(node)
         match node.type:
             case "variable_assignment":
-                name, bracket, _ = field_of(node, "name").partition("[")
-                assigned.setdefault(name, []).append(line)
-                if bracket:
-                    doubts.add(name, f"is set item by item (line {line})")
-                # `IFS=, read A B` is for that command alone.
-                if name == "IFS" and (node.parent is None or node.parent.type != "command"):
-                    doubts.add("", f"may be split otherwise, by IFS (line {line})")
+                assigned.setdefault(_assigned(node, doubts), []).append(line)
             case "declaration_command":
                 _declared(node, doubts, readonly)
             case "unset_command" if "$" in text_of(node) and not _is_in_function(node):
@@ -130,6 +124,18 @@ def doubts_of(tree: Node) -> Doubts:
         if min(lines) <= unsetting:
             doubts.add(name, f"is perhaps changed by `unset` (line {unsetting})")
     return doubts
+
+
+def _assigned(node: Node, doubts: Doubts) -> str:
+    """Return the variable of an assignment. Doubt what it changes beside that."""
+    name, bracket, _ = field_of(node, "name").partition("[")
+    line = line_of(node)
+    if bracket:
+        doubts.add(name, f"is set item by item (line {line})")
+    # `IFS=, read A B` is for that command alone.
+    if name == "IFS" and (node.parent is None or node.parent.type != "command"):
+        doubts.add("", f"may be split otherwise, by IFS (line {line})")
+    return name
 
 
 def _is_in_function(node: Node) -> bool:
