@@ -119,7 +119,7 @@ def take_pages(page: Page, address: str, folder: Path) -> None:
     take(page, folder, Picture("ui-compare", height=1240))
 
     browser.show(page, f"{address}/sweep?dir=sweep-rate-and-rank")
-    take(page, folder, Picture("ui-sweep", height=1180))
+    take(page, folder, Picture("ui-sweep", height=1250))
 
     browser.show(page, f"{address}/chat?dir={first}&beside=base")
     wait(page, "!document.querySelector('#text').disabled")
