@@ -1,10 +1,10 @@
-"""Make what `kubetune demo` starts from: a small base model with its tokenizer, the data of the demo's task, and the
-same model half taught that task, for learning by reward.
+"""Make what `kubetune demo` starts from: a small base model with its tokenizer, the data of the demo's task, the same
+model half taught that task, for learning by reward, and one of a fifth of the size, for learning from the first.
 
 Everything is drawn from demo_world.py with fixed seeds, so a second run on the same machine and torch version gives the
 same bytes; another CPU may round the weights differently. About ten minutes on one core:
 
-    python scripts/make_demo_model.py [--data-only | --half-taught-only]
+    python scripts/make_demo_model.py [--data-only | --half-taught-only | --student-only]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 TARGET = Path(__file__).parents[1] / "src" / "kubetune" / "cli" / "local" / "embedded"
 SEED = 20
 TRAIN_ROWS, HELD_OUT_ROWS, PAIRS = 1200, 100, 480
-VOCABULARY, BLOCK, BATCH, PEAK_LEARNING_RATE = 1280, 64, 32, 3e-3
+VOCABULARY, BLOCK, BATCH = 1280, 64, 32
 ECHOES, PIECES = 36_000, 64_000
 # So few examples, seen so often, teach every verb, and to take names and numbers over at times: a drawn answer is right
 # now and then, for each verb, which rewards need. Commands of `rollout` hold no number and need fewer examples.
@@ -154,19 +155,38 @@ def ordered_pairs(pairs: list[str], numbers: set[str]) -> list[str]:
     return ordered
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Build the untrained base model: three Llama layers, under a million parameters."""
+@dataclass(frozen=True)
+class Recipe:
+    """The size of a base model, and how it is trained."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    learning_rate: float  # at its peak
+    echoes: int
+
+
+# The student needs more echoes, at a higher rate, until it copies what it reads.
+RECIPES = {
+    "model": Recipe(128, 384, 3, 4, 3e-3, ECHOES),
+    "student": Recipe(64, 192, 2, 2, 6e-3, 2 * ECHOES),
+}
+
+
+def new_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> LlamaForCausalLM:
+    """Build an untrained base model."""
     torch.manual_seed(SEED)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=128,
-            intermediate_size=384,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=4,
+            hidden_size=recipe.hidden,
+            intermediate_size=recipe.intermediate,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.heads,
             # 1/√hidden: with tied embeddings this small, the usual 0.02 makes copying a word very slow to learn.
-            initializer_range=0.09,
+            initializer_range=round(recipe.hidden**-0.5, 2),
             max_position_embeddings=512,
             tie_word_embeddings=True,
             bos_token_id=None,
@@ -189,13 +209,15 @@ def token_blocks(
     )
 
 
-def pretrain(model: LlamaForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -> None:
+def pretrain(
+    model: LlamaForCausalLM, tokens: torch.Tensor, labels: torch.Tensor, learning_rate: float
+) -> None:
     """Train on `tokens` and `labels` (`[blocks, BLOCK]`) once, in their order."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     steps = len(tokens) // BATCH
     for step in range(steps):
         rise, fall = (step + 1) / 50, 0.5 * (1 + math.cos(math.pi * step / steps))
-        optimizer.param_groups[0]["lr"] = PEAK_LEARNING_RATE * min(rise, max(fall, 0.02))
+        optimizer.param_groups[0]["lr"] = learning_rate * min(rise, max(fall, 0.02))
         batch = slice(step * BATCH, (step + 1) * BATCH)
         loss = model(input_ids=tokens[batch], labels=labels[batch]).loss
         optimizer.zero_grad()
@@ -272,6 +294,9 @@ def main() -> int:
     parser.add_argument(
         "--half-taught-only", action="store_true", help="leave the base model as it is"
     )
+    parser.add_argument(
+        "--student-only", action="store_true", help="leave the other models as they are"
+    )
     args = parser.parse_args()
     write_data(TARGET / "data")
     if args.data_only:
@@ -282,14 +307,20 @@ def main() -> int:
     torch.set_num_threads(1)
     turns = [as_turns(*piece) for piece in pretraining_pieces(SEED, ECHOES, PIECES)]
     tokenizer = train_tokenizer(["".join(turn) for turn in turns[-20_000:]])
-    tokens, labels = token_blocks(tokenizer, turns)
-    model = new_model(tokenizer)
-    print(f"{model.num_parameters():,} parameters")
-    pretrain(model, tokens, labels)
-    model.to(torch.bfloat16).save_pretrained(TARGET / "model")
+    models = {}
+    for name in ["student"] if args.student_only else RECIPES:
+        recipe = RECIPES[name]
+        turns = [as_turns(*piece) for piece in pretraining_pieces(SEED, recipe.echoes, PIECES)]
+        model = new_model(tokenizer, recipe)
+        print(f"{name}: {model.num_parameters():,} parameters")
+        pretrain(model, *token_blocks(tokenizer, turns), recipe.learning_rate)
+        models[name] = model.to(torch.bfloat16)
     cut_like_gpt2(tokenizer)
-    tokenizer.save_pretrained(TARGET / "model")
-    half_teach(TARGET / "model", TARGET / "data", TARGET / "half_taught")
+    for name, model in models.items():
+        model.save_pretrained(TARGET / name)
+        tokenizer.save_pretrained(TARGET / name)
+    if not args.student_only:
+        half_teach(TARGET / "model", TARGET / "data", TARGET / "half_taught")
     return 0
 
 

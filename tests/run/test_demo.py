@@ -142,6 +142,24 @@ def test_it_learns_by_reward_what_few_examples_half_taught(tmp_path: Path) -> No
     assert say(tmp_path, "generate", *next_command(printed)).strip()
 
 
+@pytest.mark.slow
+def test_a_quarter_of_the_model_learns_from_it(tmp_path: Path) -> None:
+    printed = say(tmp_path, "demo", "--task", "distill")
+    before, after = shares(printed)
+    assert before < 10
+    # 96 on other held-out requests; another processor may round otherwise.
+    assert after >= 80
+    teacher = int(re.search(r"^  teacher +(\d+)%", printed, re.M)[1])
+    assert teacher >= 80
+    alone = int(re.search(r"^  alone +(\d+)%", printed, re.M)[1])
+    gained, lost = map(int, re.search(r"(\d+) gained, (\d+) lost", printed).groups())
+    assert after - alone == gained - lost
+    assert say(tmp_path, "generate", *next_command(printed)).strip()
+    # The same test by the command that it names.
+    command = re.search(r"kubetune (evaluate \S+ --compare \S+)$", printed, re.M)[1]
+    assert "McNemar" in say(tmp_path, *command.split())
+
+
 def test_the_summary_names_what_is_there(short: tuple[Path, str]) -> None:
     folder, printed = short
     adapter = folder / re.search(r"^adapter +(.+)$", printed, re.M)[1]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from kubetune.cli.local import demo
 from kubetune.cli.local.demo import EMBEDDED
@@ -65,7 +67,7 @@ def test_the_base_model_was_never_shown_a_command_of_the_task(world) -> None:
 
 
 def test_the_embedded_model_is_small() -> None:
-    assert sum(path.stat().st_size for path in EMBEDDED.rglob("*") if path.is_file()) < 4_000_000
+    assert sum(path.stat().st_size for path in EMBEDDED.rglob("*") if path.is_file()) < 4_500_000
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_the_reward_of_the_demo_grades_what_follows_the_right_verb(
     assert rewards.graded(None, answer, right) == pytest.approx(reward)
 
 
-@pytest.mark.parametrize("name", ["model", "half_taught"])
+@pytest.mark.parametrize("name", ["model", "half_taught", "student"])
 def test_llama_cpp_cuts_text_as_the_tokenizer_of_the_demo_does(name: str) -> None:
     from kubetune.result.gguf_files.vocabulary import read_vocabulary
 
@@ -103,13 +105,12 @@ def test_llama_cpp_cuts_text_as_the_tokenizer_of_the_demo_does(name: str) -> Non
 
 @pytest.mark.parametrize("task", demo.RUN_FILES)
 def test_the_run_files_of_the_demo_are_right(tmp_path: Path, task: str) -> None:
-    run_file = tmp_path / "run.yaml"
-    demo.write_run_file(run_file, tmp_path / "run", task)
-    config = load_config(run_file)
-    assert config.task == task
+    demo.write_run_file(tmp_path, task, tmp_path / "teacher")
+    config = load_config(tmp_path / "run.yaml")
+    assert config.task == ("causal_lm" if task == "sft" else task)
     assert config.output == str(tmp_path / "run")
     # The same file may be there.
-    demo.write_run_file(run_file, tmp_path / "run", task)
+    demo.write_run_file(tmp_path, task, tmp_path / "teacher")
     assert [reward.title for reward in config.rewards] == (
         ["exact_match", "graded"] if task == "grpo" else []
     )
@@ -129,3 +130,15 @@ def test_the_half_taught_model_is_that_of_the_script() -> None:
     half_taught = (EMBEDDED / "half_taught" / "model.safetensors").read_bytes()
     assert len(half_taught) == len(base)
     assert half_taught != base
+
+
+def test_the_student_has_at_most_a_quarter_of_the_weights_and_the_same_tokens() -> None:
+    sizes = []
+    for name in ("model", "student"):
+        with safe_open(EMBEDDED / name / "model.safetensors", "numpy") as weights:
+            shapes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118
+        sizes.append(sum(math.prod(shape) for shape in shapes))
+    assert 4 * sizes[1] <= sizes[0]
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        of_base = (EMBEDDED / "model" / name).read_bytes()
+        assert (EMBEDDED / "student" / name).read_bytes() == of_base

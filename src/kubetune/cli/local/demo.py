@@ -2,7 +2,9 @@
 
 It writes a run file such as a user would write, trains as `kubetune train` does, and shows what the model answered in
 the evaluations, before training and with the best checkpoint. `--task grpo` starts from a second embedded model, which
-was trained on 72 examples and so half knows the commands, and learns by reward alone.
+was trained on 72 examples and so half knows the commands, and learns by reward alone. `--task distill` trains the model
+as the plain demo does, then lets a third embedded model, of a quarter of the size, learn from it; the same small model
+is also trained without a teacher, and a paired test compares the two.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from kubetune import cli, errors
@@ -26,6 +29,21 @@ EMBEDDED = Path(__file__).parent / "embedded"
 
 SHOWN = 3  # requests with their answers
 NEXT_PROMPT = "Please bounce wallet in staging."
+
+# Both ways of training the student of `--task distill`.
+_OF_STUDENT = """\
+evaluation:
+  generate: {{metric: exact_match, max_new_tokens: 64, batch_size: 50}}
+training:
+  num_train_epochs: 6
+  global_batch_size: 16
+  per_device_train_batch_size: 16
+  learning_rate: 4e-3        # a model this small bears more than the default
+  metric_for_best_model: eval_exact_match
+  logging_steps: 10
+output: {output}
+compute: {compute}
+"""
 
 RUN_FILES = {
     "causal_lm": """\
@@ -71,6 +89,31 @@ training:
 output: {output}
 compute: {compute}
 """,
+    "distill": """\
+# What `kubetune demo --task distill` runs. `kubetune train` with this file does the same.
+name: demo-distill
+task: distill
+model: {model}        # 0.18 M parameters; chats about services in prose
+data:
+  train: {train}      # 1,200 requests in English, answered by kubectl commands
+  eval: {held_out}   # 100 more, which the former do not hold
+  max_length: 128
+distill:
+  teacher: {teacher}   # the model of the plain demo, trained; 0.79 M parameters
+  lmbda: 0                   # at each token of the answers of the data
+  beta: 0                    # KL(teacher ‖ student)
+"""
+    + _OF_STUDENT,
+    "sft": """\
+# What `kubetune demo --task distill` compares with: the same model, requests and steps without a teacher.
+name: demo-distill-sft
+model: {model}        # 0.18 M parameters; chats about services in prose
+data:
+  train: {train}      # 1,200 requests in English, answered by kubectl commands
+  eval: {held_out}   # 100 more, which the former do not hold
+  max_length: 128
+"""
+    + _OF_STUDENT,
     "grpo": """\
 # What `kubetune demo --task grpo` runs. `kubetune train` with this file does the same.
 name: demo-grpo
@@ -111,11 +154,18 @@ compute: {compute}
 FOLDERS = {
     "causal_lm": "outputs/demo",
     "preference": "outputs/demo-preference",
+    "distill": "outputs/demo-distill",
     "grpo": "outputs/demo-grpo",
 }
-MODELS = {"causal_lm": "model", "preference": "model", "grpo": "half_taught"}
-DATA = {"causal_lm": "train.jsonl", "preference": "pairs.jsonl", "grpo": "train.jsonl"}
-TITLES = {"causal_lm": "exact match", "preference": "Of course.", "grpo": "exact match"}
+MODELS = {
+    "causal_lm": "model",
+    "preference": "model",
+    "distill": "student",
+    "sft": "student",
+    "grpo": "half_taught",
+}
+DATA = {**dict.fromkeys(RUN_FILES, "train.jsonl"), "preference": "pairs.jsonl"}
+TITLES = {**dict.fromkeys(RUN_FILES, "exact match"), "preference": "Of course."}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,16 +175,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="DIR",
-        help="default: outputs/demo, outputs/demo-preference or outputs/demo-grpo",
+        help="default: outputs/demo, outputs/demo-preference, outputs/demo-distill or outputs/demo-grpo",
     )
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="show every log line on a terminal"
     )
     parser.add_argument(
         "--task",
-        choices=RUN_FILES,
+        choices=FOLDERS,
         default="causal_lm",
-        help="preference: learn another style from pairs of answers; grpo: learn from rewards, with a half-trained model",
+        help="preference: learn another style from pairs of answers; distill: let a smaller model learn from the trained "
+        "one; grpo: learn from rewards, with a half-trained model",
     )
 
 
@@ -147,29 +198,48 @@ def run(args: argparse.Namespace) -> int:
     folder = args.output
     if folder is None:
         folder = Path(FOLDERS[args.task])
-    run_file = folder / "run.yaml"
-    run_dir = folder / "run"
-    write_run_file(run_file, run_dir, args.task)
+    # Folders of what is trained, by task.
+    folders = {args.task: folder}
+    if args.task == "distill":
+        # The trained model of the plain demo teaches, and the same student learns without it too.
+        teacher = folder / "teacher"
+        if args.output is None:
+            teacher = Path(FOLDERS["causal_lm"])
+        folders = {"causal_lm": teacher, "sft": folder / "sft", "distill": folder}
+    for task, place in folders.items():
+        write_run_file(place, task, teacher=folders.get("causal_lm", folder) / "run")
 
     # So small a model gains nothing from a second thread, and loses much where other programs want the cores too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for place in folders.values():
+        code = _train(place, verbose=args.verbose)
+        if code:
+            return code
+    show(folders, args.task, time.monotonic() - began)
+    return errors.OK
+
+
+def _train(folder: Path, *, verbose: bool) -> int:
+    """Train by the run file in a folder. Return the exit code."""
+    run_file = folder / "run.yaml"
     print(f"kubetune train {shell_word(run_file)}", flush=True)
     command = ["train", str(run_file)]
-    if args.verbose:
+    if verbose:
         command.append("--verbose")
     code = cli.main(command)
     if code == errors.PREEMPTED:
         print(
             f"Stopped. The same command goes on from there; to start afresh, remove {folder} first."
         )
-    if code:
-        return code
-    show(run_file, run_dir, time.monotonic() - began, args.task)
-    return errors.OK
+    return code
 
 
-def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> None:
-    """Write the demo's run file unless it is there. Raise ConfigError rather than overwrite another."""
+def write_run_file(folder: Path, task: str, teacher: Path) -> None:
+    """Write the demo's run file unless it is there. Raise ConfigError rather than overwrite another.
+
+    `teacher`: the run whose model teaches, if one does.
+    """
+    run_file = folder / "run.yaml"
     # One process is enough for so small a model, and every machine then takes the same steps.
     compute = {"processes": 1}
     if task == "grpo":
@@ -184,7 +254,8 @@ def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> No
         train=json.dumps(str(data / DATA[task])),
         held_out=json.dumps(str(data / "heldout.jsonl")),
         rewards=json.dumps(str(data / "rewards.py")),
-        output=json.dumps(str(run_dir)),
+        output=json.dumps(str(folder / "run")),
+        teacher=json.dumps(str(teacher)),
         compute=json.dumps(compute),
     )
     if not run_file.exists():
@@ -196,8 +267,12 @@ def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> No
         )
 
 
-def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm") -> None:
-    """Print how many answers are right, the first of them before and after, and what to do next."""
+def show(folders: Mapping[str, Path], task: str, seconds: float) -> None:
+    """Print how many answers are right, the first of them before and after, and what to do next.
+
+    `folders`: those of all that was trained, by task.
+    """
+    run_dir = folders[task] / "run"
     verdict = metrics.read_verdict(run_dir)
     by_name = {line["metric"]: line for line in verdict["answers"]}
     reward = by_name.pop("reward", None)
@@ -219,10 +294,31 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
         lines.append(("reward", f"{reward['before']:.2f} → {reward['after']:.2f}"))
     if task == "grpo":
         lines += in_training(run_dir)
+    if task == "distill":
+        lines += against_sft(folders)
 
-    # Some of the requests, with the answers before training (step 0) and of the best checkpoint.
+    lines += shown_answers(run_dir, verdict["step"])
+    lines += [
+        ("", ""),
+        ("model" if task == "distill" else "adapter", str(run_dir / "checkpoints" / "best")),
+        ("run file", str(folders[task] / "run.yaml")),
+        ("time", f"{seconds:.0f} s"),
+        ("try next", f'{program()} generate {shell_word(run_dir)} "{NEXT_PROMPT}"'),
+        ("", f"{program()} report {shell_word(run_dir)}"),
+    ]
+    if task == "distill":
+        sft = shell_word(folders["sft"] / "run")
+        lines.append(("", f"{program()} evaluate {shell_word(run_dir)} --compare {sft}"))
+    print()
+    for label, text in lines:
+        print(f"{label:<12} {text}".rstrip())
+
+
+def shown_answers(run_dir: Path, step: int) -> list[tuple[str, str]]:
+    """Return some of the requests, with the answers before training (step 0) and of the best checkpoint."""
     before = answers(run_dir, 0)
-    after = answers(run_dir, verdict["step"])
+    after = answers(run_dir, step)
+    lines = []
     for asked in metrics.read_lines(run_dir / metrics.ANSWERS / "questions.jsonl")[:SHOWN]:
         # The built-in model's template has names of roles around what is asked.
         request = asked["prompt"].removeprefix("user\n").partition("\n")[0]
@@ -232,18 +328,7 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
             ("  before", before[asked["row"]]),
             ("  after", after[asked["row"]]),
         ]
-
-    lines += [
-        ("", ""),
-        ("adapter", str(run_dir / "checkpoints" / "best")),
-        ("run file", str(run_file)),
-        ("time", f"{seconds:.0f} s"),
-        ("try next", f'{program()} generate {shell_word(run_dir)} "{NEXT_PROMPT}"'),
-        ("", f"{program()} report {shell_word(run_dir)}"),
-    ]
-    print()
-    for label, text in lines:
-        print(f"{label:<12} {text}".rstrip())
+    return lines
 
 
 def in_training(run_dir: Path) -> list[tuple[str, str]]:
@@ -254,6 +339,31 @@ def in_training(run_dir: Path) -> list[tuple[str, str]]:
     entropy = f"{first['entropy']:.2f} → {last['entropy']:.2f} nats a token"
     length = f"{first['completion_length']:.1f} → {last['completion_length']:.1f} tokens an answer"
     return [("entropy", entropy), ("length", length)]
+
+
+def against_sft(folders: Mapping[str, Path]) -> list[tuple[str, str]]:
+    """Return what the teacher knows, what the student learns without it, and whether that differs by more than chance."""
+    from kubetune.result.inference.compare import compare_runs
+
+    run_dirs = {task: folder / "run" for task, folder in folders.items()}
+    of_teacher = metrics.read_verdict(run_dirs["causal_lm"])["answers"][0]["after"]
+    measured, *_ = compare_runs(run_dirs["distill"], str(run_dirs["sft"]))
+    paired = measured.paired
+    if paired.p_value > 0.05:
+        result = "which may be chance"
+    elif paired.difference > 0:
+        result = "so the teacher helps"
+    else:
+        result = "so the teacher does harm"
+    counts = f"{paired.gained} gained, {paired.lost} lost by the teacher"
+    return [
+        ("  teacher", f"{of_teacher:.0%}, 4.3 times as large"),
+        (
+            "  alone",
+            f"{measured.before:.0%}, the same student by supervised fine-tuning on the same requests",
+        ),
+        ("  test", f"{counts}: p {paired.p_value:.2g} ({paired.test}), {result}"),
+    ]
 
 
 def answers(run_dir: Path, step: int) -> dict[int, str]:
