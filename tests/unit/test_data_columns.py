@@ -625,3 +625,121 @@ def test_thoughts_in_messages_that_nothing_reads_are_named_everywhere(
         assert "`messages[].attachments`" in said
     assert "warning: train: `messages[].thoughts`" in output
     assert "`messages[].thoughts` (thoughts)" in check("d.jsonl", capsys=capsys)[1]
+
+
+def prompts(number: int = 40) -> list[dict[str, Any]]:
+    """Return prompts with right answers, and with two columns that no built-in reward reads."""
+    rows = []
+    for n in range(number):
+        row: dict[str, Any] = {"prompt": [{"role": "user", "content": f"What is {n}?"}]}
+        row |= {"ground_truth": str(n), "test_cases": f"assert that it is {n}"}
+        rows.append({**row, "difficulty": ("easy", "hard")[n % 2]})
+    return rows
+
+
+def test_columns_that_no_reward_reads_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, output = inited(prompts(), capsys=capsys)
+    config = load_config(Path("run.yaml"))
+    assert [reward.name for reward in config.rewards] == ["numeric"]
+    for text in (output, Path("run.yaml").read_text(), check("run.yaml", capsys=capsys)[1]):
+        assert "`test_cases` (texts) is not used" in text
+        assert "`difficulty` (2 values) is not used" in text
+        assert "A function of yours in `rewards` is given all columns" in text
+        assert "`ground_truth`" not in text
+        assert "--task sequence_classification" not in text
+    # What a reward reads by its column, and what a function may read, is used.
+    by_column = "rewards=[{name: exact_match, column: test_cases}]"
+    output = check("run.yaml", by_column, capsys=capsys)[1]
+    assert "test_cases`" not in output
+    assert "`difficulty`" in output
+    Path("rewards.py").write_text("def score(prompts, completions, **columns):\n    return [0]\n")
+    by_function = "rewards=[{file: rewards.py, function: score}]"
+    assert "not used" not in check("run.yaml", by_function, capsys=capsys)[1]
+
+
+def test_of_two_right_answers_the_one_that_is_not_compared_with_is_named() -> None:
+    row = {"question": "What is 2?", "solution": "It is 2.", "target": "Two.", "id": 3}
+    assert read(row, kind="prompt").unused == ("id", "target")
+    verl = {"prompt": "What is 2?", "reward_model": {"ground_truth": "2"}, "data_source": "x"}
+    assert read(verl, kind="prompt").unused == ("data_source",)
+    talk = [{"role": "user", "content": "What is 2?"}]
+    assert read({"messages": talk, "solution": "2"}, kind="prompt").unused == ()
+    answered = [*talk, {"role": "assistant", "content": "2"}]
+    reading = read({"messages": answered, "solution": "two"}, kind="prompt")
+    assert reading.unused == ("solution",)
+
+
+@pytest.mark.parametrize(
+    ("row", "advice"),
+    [
+        (
+            {"instruction": "Write it {n}.", "code": "print({n})"},
+            ["prompt=instruction completion=code"],
+        ),
+        ({"prompt": "Write {n} now.", "responses": ["It is {n}.", "So {n}."], "scores": [1, 2]}, []),
+        (
+            {"instruction": "Do it, {n}.", "response_a": "So {n}.", "response_b": "No {n}.", "winner": "b"},
+            [],
+        ),
+        ({"instruction": "Write it {n}.", "remark": "So {n} it.", "note": "And {n} it."}, []),
+    ],
+)  # fmt: skip
+def test_advice_leaves_out_no_text_that_may_be_the_answer(
+    row: dict[str, Any], advice: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(json.dumps(row).replace("{n}", str(n))) for n in range(40)]
+    code, output = inited(rows, capsys=capsys)
+    assert code == 2
+    assert "text=" not in output.replace("text=NAME", "")
+    for words in advice:
+        assert f"`--columns {words}`" in output
+        code, output = inited(rows, "--columns", *words.split(), capsys=capsys)
+        assert code == 0, output
+        assert check("run.yaml", capsys=capsys)[0] == 0
+    if "responses" in row or "winner" in row:
+        assert "seem to be several answers to one prompt: write a record for each" in output
+
+
+def test_two_texts_with_a_score_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"sentence1": f"It is {n}.", "sentence2": f"So {n}.", "score": n / 40} for n in range(40)
+    ]
+    code, output = inited(rows, capsys=capsys)
+    config = load_config(Path("run.yaml"))
+    assert (code, config.task) == (0, "sequence_classification")
+    assert config.classification.problem_type == "regression"
+    assert check("run.yaml", capsys=capsys)[0] == 0
+    _, output = check("d.jsonl", capsys=capsys)
+    assert "40 records of kind Labelled" in output
+
+
+@pytest.mark.parametrize("verdicts", [(0, 1), ("0", "1")])
+def test_answers_with_0_or_1_are_judged(
+    verdicts: tuple[Any, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"prompt": f"What is {n}?", "response": f"It is {n}.", "label": verdicts[n % 2]}
+        for n in range(40)
+    ]
+    code, output = inited(rows, capsys=capsys)
+    assert code == 0, output
+    config = load_config(Path("run.yaml"))
+    assert (config.task, config.preference.loss) == ("preference", "kto")
+    assert check("run.yaml", capsys=capsys)[0] == 0
+    assert "40 records of kind Judged" in check("d.jsonl", capsys=capsys)[1]
+
+
+def test_conversations_that_end_with_the_user_may_be_learned_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = {"role": "user", "content": "Who is it?"}
+    talk = [asked, {"role": "assistant", "content": "It is he."}, asked]
+    rows = [{"messages": talk}] * 20
+    code, output = inited(rows, capsys=capsys)
+    assert code == 2
+    assert "conversations that end with a message of the user. `--task causal_lm`" in output
+    code, output = inited(rows, "--task", "causal_lm", capsys=capsys)
+    assert code == 0, output
+    assert check("run.yaml", capsys=capsys)[0] == 0

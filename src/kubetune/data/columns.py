@@ -74,7 +74,7 @@ def words_of_name(name: str) -> list[str]:
     """Return the words of a column's name, in lower case and without the s of a plural: `retrievedDocs` is retrieved doc."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
     words = re.findall(r"[^\W_]+", spaced.lower())
-    return [re.sub(r"(?<=[^s\W]{2})s$", "", word) for word in words]
+    return [re.sub(r"(?<=\w[^si\W])s$", "", word) for word in words]
 
 
 def names_subject(name: str) -> bool:
@@ -243,7 +243,9 @@ def fitting(value: RecordValue) -> dict[str, str]:
     is_answer = bool(others) and not set(ANSWERS).isdisjoint(
         words_of_name(re.sub(r"\d", "", others[0]))
     )
-    if not prompt and not completion and len(others) == 2 and not is_answer:
+    # A number beside two texts may be what they are compared by.
+    rest = [name for name in value if name not in texts and not names_metadata(name)]
+    if not prompt and not completion and len(others) == 2 and not is_answer and not rest:
         prompt = others[0]
         completion = others[1]
     if not prompt or not completion:
@@ -479,12 +481,21 @@ class LeftOut(NamedTuple):
     use: Mapping[str, str] = MappingProxyType({})  # `columns` by which thoughts are read
 
 
-def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[LeftOut]:
-    """Yield the columns that nothing reads, of what `Columns.to_json` returns. `path`: of the data."""
+def left_out(
+    facts: Mapping[str, Mapping[str, Any]], path: str, *, is_rewarded: bool = False
+) -> Iterator[LeftOut]:
+    """Yield the columns that nothing reads, of what `Columns.to_json` returns. `path`: of the data.
+
+    `is_rewarded`: the records are prompts, whose columns functions of the user's may read.
+    """
     for name, of_column in facts.items():
         meaning: Meaning = of_column["meaning"]
         use = of_column["use"]
-        if meaning == "thought":
+        if is_rewarded and meaning != "subject":
+            what = f"{of_column['values']} values" if meaning == "class" else "texts"
+            advice = "A function of yours in `rewards` is given all columns: docs/grpo.md"
+            yield LeftOut(name, meaning, what, advice)
+        elif meaning == "thought":
             advice = "Write them into the messages, as `reasoning_content` of the assistant's, if they are to be learned"
             if use:
                 advice = (

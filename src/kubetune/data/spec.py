@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ModelConfig,
         PreferenceConfig,
         RecordKind,
+        RewardConfig,
         Sources,
         VisionConfig,
     )
@@ -38,6 +39,7 @@ class DataSpec:
     classification: ClassificationConfig
     preference: PreferenceConfig
     vision: VisionConfig | None  # None where rows have no images
+    rewards: tuple[RewardConfig, ...]  # which read columns that no row holds
     seed: int  # by which a share is held out, and samples are drawn
 
     @classmethod
@@ -52,6 +54,7 @@ class DataSpec:
             classification=config.classification,
             preference=config.preference,
             vision=config.sight,
+            rewards=tuple(config.rewards),
             seed=config.training.seed,
         )
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kubetune.base.humanize import counted, place, unused_keys
-from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
+from kubetune.config.schema import DataConfig, ModelConfig, RewardConfig, SourceConfig
 from kubetune.data.columns import left_out
 from kubetune.data.findings.finding import Finding, Severity
 from kubetune.data.prepared.tally import MOST_PLACES, require_rows
@@ -41,6 +41,7 @@ class SplitCounts:
     name: str  # what the split is called in sentences
     sources: Sequence[SourceConfig]
     stats: JsonObject  # `tally.summarise` and `RowWatch.facts` together
+    rewards: Sequence[RewardConfig] = ()
 
     def rows(self, number: int, unit: str = "row") -> str:
         """Return `3 of 20 rows of train`."""
@@ -105,7 +106,9 @@ def find(
     for split, of_split in stats.items():
         name = names.get(split, split)
         sources = spec.splits[split]
-        splits.append(SplitCounts(spec.task, spec.data, split, name, sources, of_split))
+        splits.append(
+            SplitCounts(spec.task, spec.data, split, name, sources, of_split, spec.rewards)
+        )
 
     findings: list[Finding] = []
     for finder in FINDERS:
@@ -494,13 +497,19 @@ def _blank_lines(counts: SplitCounts) -> Iterator[Finding]:
 def _unused(counts: SplitCounts) -> Iterator[Finding]:
     """Find columns, keys and files that nothing reads."""
     sources = counts.stats["sources"]
-    for source in sources:
+    # Functions of the user's are given all columns.
+    is_given = any(reward.is_code for reward in counts.rewards)
+    by_rewards = {reward.column for reward in counts.rewards}
+    for source in () if is_given else sources:
         where = counts.name
         if len(sources) > 1:
             where += f", {place(source['path'])}"
-        columns = list(left_out(source["unused_columns"], source["path"]))[:MOST_NAMES]
+        is_rewarded = counts.task == "grpo"
+        keys = {key: n for key, n in source["unused_keys"].items() if key not in by_rewards}
+        facts = {key: fact for key, fact in source["unused_columns"].items() if key in keys}
+        columns = list(left_out(facts, source["path"], is_rewarded=is_rewarded))[:MOST_NAMES]
         for column in columns:
-            number = source["unused_keys"][column.name]
+            number = keys[column.name]
             sentence = f"{where}: `{column.name}` ({column.what}) is not used, in {counted(number, 'record')}"
             # Answers are learned without what leads to them, or texts without their class.
             is_grave = column.is_decisive and counts.task != "sequence_classification"
@@ -508,7 +517,7 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
             yield counts.finding(severity, "unused_column", sentence, number, advice=column.advice)
 
         named = {column.name for column in columns}
-        others = {key: count for key, count in source["unused_keys"].items() if key not in named}
+        others = {key: count for key, count in keys.items() if key not in named}
         line = unused_keys(others)
         if line:
             yield counts.finding("note", "unused_keys", f"{where}: {line}", sum(others.values()))

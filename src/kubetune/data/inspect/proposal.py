@@ -30,6 +30,7 @@ from kubetune.data.columns import (
     is_prose,
     left_out,
     left_subject,
+    names_answer,
     names_bad_answer,
     names_metadata,
     with_subject,
@@ -340,6 +341,9 @@ def _kind_of(seen: _SeenRecords, columns: Mapping[str, str]) -> RecordKind:
         return "pair"
     kinds = Counter(likely_kind(record.value) for record in seen.records)
     kind = kinds.most_common(1)[0][0]
+    # Other numbers than 0 and 1 are no verdicts.
+    if kind == "judged" and len(kinds) > 1:
+        kind = "text"
     if kind != "text":
         return kind
     if "label" in columns:
@@ -350,7 +354,8 @@ def _kind_of(seen: _SeenRecords, columns: Mapping[str, str]) -> RecordKind:
     talks = by_name["messages"] or by_name["completion"] or "conversations" in seen.first
     if talks or columns or by_name["image"]:
         return "text"
-    if by_name["label"] and (by_name["text"] or _can_be_read(seen.records[0], "labelled")):
+    has_label = by_name["label"] and by_name["text"]
+    if has_label or _can_be_read(seen.records[0], "labelled"):
         return "labelled"
     classes = [name for name in seen.classes() if name != by_name["text"]]
     if len(classes) == 1 and (by_name["text"] or len(seen.texts()) == 1):
@@ -554,7 +559,8 @@ def _read_all(
         if advice:
             raise DataError(advice)
         raise problems.error()
-    named = list(left_out(unused.to_json(len(examples)), source.path))
+    is_rewarded = kind == "prompt"
+    named = list(left_out(unused.to_json(len(examples)), source.path, is_rewarded=is_rewarded))
     # A chat template of the model may read some.
     others = keys - {column.name for column in named} - {*OF_TEMPLATES}
     named += [LeftOut(name, "other", "", "") for name in sorted(others)]
@@ -662,6 +668,12 @@ def _reward(examples: Sequence[Example], path: str) -> ReasonedChoice:
         "`rewards: [{file: rewards.py, function: score}]` (docs/grpo.md). Nothing was written."
     )
     if not answers:
+        talks = [example.messages[:-1] for example in examples if isinstance(example, Chat)]
+        if any(message["role"] == "assistant" for talk in talks for message in talk):
+            raise DataError(
+                f"{path} holds conversations that end with a message of the user. `--task causal_lm` learns the answers "
+                f"within them; if answers to the last message are to be drawn, {advice}"
+            )
         raise DataError(
             f"{path} holds prompts without right answers, so none can be compared; {advice}"
         )
@@ -698,17 +710,30 @@ def _unknown(seen: _SeenRecords, path: str) -> str:
     if made:
         return made
     text += ", and none is known as a question with its answer, a text, or a text with its label"
-    # What may be pasted names columns that fit.
-    texts = seen.texts()
     classes = seen.classes()
+    # All that would be learned: what may be pasted leaves none of it out.
+    held = []
+    for name, facts in seen.facts.items():
+        if facts.words and not names_metadata(name) and name not in classes:
+            held.append(name)
+    answers = [name for name in held if names_answer(name) or names_bad_answer(name)]
+    lists = [name for name in answers if isinstance(seen.first.get(name), list)]
+    if len(answers) > 1 or lists:
+        return (
+            f"{text}. {quoted(answers)} seem to be several answers to one prompt: write a record for each, with `prompt` "
+            "and `completion`, or the better one as `chosen` and the other as `rejected`"
+        )
     ways = []
+    are_texts = all(isinstance(seen.first.get(name), str) for name in held)
     # A question is no answer.
-    if len(texts) == 2 and texts[1].lower() not in PROMPTS:
-        ways.append(f"`--columns prompt={shell_word(texts[0])} completion={shell_word(texts[1])}`")
-    if len(texts) == 1 or (seen.by_name["text"] and texts):
-        ways.append(f"`--columns text={shell_word(seen.by_name['text'] or texts[0])}`")
-    if texts and classes:
-        ways.append(f"`--columns text={shell_word(texts[0])} label={shell_word(classes[0])}`")
+    held.sort(key=lambda name: name.lower() not in PROMPTS)
+    if len(held) == 2 and are_texts and held[1].lower() not in PROMPTS:
+        ways.append(f"`--columns prompt={shell_word(held[0])} completion={shell_word(held[1])}`")
+    if len(held) == 1 and are_texts:
+        if held[0].lower() not in PROMPTS:
+            ways.append(f"`--columns text={shell_word(held[0])}`")
+        for name in classes[:1]:
+            ways.append(f"`--columns text={shell_word(held[0])} label={shell_word(name)}`")
     if not ways:
         return f"{text}. Say which is which: `--columns prompt=NAME completion=NAME`, or `--columns text=NAME label=NAME`"
     return f"{text}. Say which is which: {', or '.join(ways)}"

@@ -90,8 +90,9 @@ def read(
 
     # What must be refused is looked for before the texts are read.
     require_trained(value)
+    of_answers: list[str] = []
     if kind == "prompt":
-        value = with_answer(value)
+        value, of_answers = with_answer(value)
     is_classified = kind == "labelled" or shape == "labelled"
     if kind == "text" and not is_classified and shape != "text":
         require_no_preference(value, columns)
@@ -102,7 +103,7 @@ def read(
         return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
 
     record = Fields(value, columns)
-    for key in replaced:
+    for key in (*replaced, *of_answers):
         record.note_unused(key)
     if shape == "auto":
         shape = detect(value, kind=kind)
@@ -110,11 +111,6 @@ def read(
         require_readable(record)
     example = SHAPES[shape](record)
     _require_used_columns(record, columns, shape)
-    if kind == "prompt":
-        return Reading(
-            example, (), record.taken
-        )  # functions that reward answers are given all columns
-
     return Reading(example, _without_obeyed(record.unused, value), record.taken)
 
 
@@ -223,6 +219,7 @@ _MARKS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
     ("question_answer", (QUESTIONS, ANSWERS)),
     ("prompt_completion", (("prompt", "input"), ANSWERS)),
     ("labelled", (("label",), ("sentence", "premise"))),
+    ("labelled", (("label", "score"), ("sentence1",), ("sentence2",))),
 )
 
 

@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.columns import COMPLETIONS, PROMPTS, TALKS, RecordValue, joined_texts
+from kubetune.data.columns import (
+    COMPLETIONS,
+    PROMPTS,
+    TALKS,
+    RecordValue,
+    joined_texts,
+    key_of,
+)
 from kubetune.data.reading.conversations import Beginning
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
 from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show
@@ -38,6 +45,7 @@ _OF_CHATS: Final = (
 # Keys that ms-swift may have a second time for the rejected answer, as `rejected_images`.
 _OF_REJECTED: Final = ("images", "image", "videos", "audios", "tools", "objects")
 
+_VERDICTS: Final = ("true", "false", "1", "0")
 _SPOKEN: Final = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
@@ -59,7 +67,12 @@ def likely_kind(value: RecordValue) -> RecordKind:
         return "pair"
     if isinstance(value.get("output"), list):
         return "pair"
-    if any(isinstance(value.get(key), bool) for key in VERDICTS):
+    verdicts = [value.get(key) for key in VERDICTS]
+    if any(isinstance(verdict, bool) for verdict in verdicts):
+        return "judged"
+    # Tables write 0 and 1; without an answer they are classes.
+    is_answer = key_of((*COMPLETIONS, *TALKS), value, {})
+    if is_answer and any(str(verdict).lower() in _VERDICTS for verdict in verdicts):
         return "judged"
     return "text"
 
@@ -525,7 +538,7 @@ def _verdict(rest: JsonObject) -> bool:
             continue
         # A score between 0 and 1 is no verdict, and 1.0 may be one such.
         text = str(value).lower()
-        if isinstance(value, float) or text not in ("true", "false", "1", "0"):
+        if isinstance(value, float) or text not in _VERDICTS:
             raise ValueError(
                 f"{key} is {show(value)}; expected true for a good answer, false for a bad one"
             )

@@ -9,7 +9,7 @@ A record becomes one that other shapes read, with an answer: the right one, unde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.data.columns import COMPLETIONS, RecordValue
@@ -21,6 +21,8 @@ NO_ANSWER: Final = "\N{WORD JOINER}"
 _REFERENCES: Final = (
     "solution", "ground_truth", "target", "answer", "reference_answer", "expected_answer", "final_answer",
 )  # fmt: skip
+# verl's records have the right answer below this column.
+_BELOW: Final = "reward_model"
 _TALKS: Final = ("messages", "conversations")
 _ASSISTANTS: Final = ("assistant", "gpt", "model")
 
@@ -30,55 +32,59 @@ def right_answer(value: RecordValue, column: str | None = None) -> str | None:
 
     `column` names where it is. Numbers are written as Python writes them. verl's records have it one level below.
     """
-    names = _REFERENCES if column is None else (column,)
-    places = [value]
-    below = value.get("reward_model")
-    if isinstance(below, Mapping):
-        places.append(below)
-    for place in places:
+    return _right_answer(value, _REFERENCES if column is None else (column,))[1]
+
+
+def _right_answer(value: RecordValue, names: Sequence[str]) -> tuple[str, str | None]:
+    """Return the column that the right answer is in, or below, and the answer; an empty name and None without one."""
+    below = value.get(_BELOW)
+    for place in (value, below if isinstance(below, Mapping) else {}):
         for name in names:
             reference = place.get(name)
+            column = name if place is value else _BELOW
             if isinstance(reference, str) and reference.strip():
-                return reference
+                return column, reference
             if isinstance(reference, (int, float)) and not isinstance(reference, bool):
-                return str(reference)
+                return column, str(reference)
+    return "", None
 
-    return None
 
-
-def with_answer(value: RecordValue) -> RecordValue:
-    """Return a record that has an answer, as the top of this file shows."""
+def with_answer(value: RecordValue) -> tuple[RecordValue, list[str]]:
+    """Return a record that has an answer, as the top of this file shows, and the other answers that it had."""
+    column, answer = _right_answer(value, _REFERENCES)
     for key in _TALKS:
         turns = value.get(key)
         if turns is not None:
-            return _with_last_turn(value, key, turns)
+            ended = _with_last_turn(key, turns, answer or NO_ANSWER)
+            if ended is None:
+                return value, []
+            return {**_without(value, (column,)), key: ended}, []
     if any(value.get(name) not in (None, "") for name in COMPLETIONS):
-        return value
+        return value, []
     # Names of answers that hold nothing would be in the way, and those of the right one would be a second answer.
     taken = (*COMPLETIONS, *_REFERENCES)
-    rest = {name: item for name, item in value.items() if name not in taken}
-    return {**rest, "completion": right_answer(value) or NO_ANSWER}
+    others = [name for name in taken if value.get(name) not in (None, "") and name != column]
+    rest = _without(value, (*taken, column))
+    return {**rest, "completion": answer or NO_ANSWER}, others
 
 
-def _with_last_turn(
-    value: RecordValue,
-    key: str,
-    turns: Any,
-) -> RecordValue:
-    """Return a conversation that ends with an answer."""
+def _without(value: RecordValue, names: Sequence[str]) -> RecordValue:
+    return {name: item for name, item in value.items() if name not in names}
+
+
+def _with_last_turn(key: str, turns: Any, answer: str) -> list[Any] | None:
+    """Return messages with an answer at their end; None if they end with one, or are no messages."""
     # Tables hold lists as JSON.
     if isinstance(turns, str):
         turns = parsed(turns, key)
     if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
-        return value  # whoever reads it says what is wrong with it
+        return None  # whoever reads it says what is wrong with it
     last = turns[-1]
     speaker = last.get("role", last.get("from"))
     if speaker in _ASSISTANTS:
-        return value
-    answer = right_answer(value) or NO_ANSWER
-
+        return None
     # In the spelling of the other messages.
     turn = {"role": "assistant", "content": answer}
     if "role" not in last:
         turn = {"from": "gpt", "value": answer}
-    return {**value, key: [*turns, turn]}
+    return [*turns, turn]
