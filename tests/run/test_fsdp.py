@@ -435,3 +435,72 @@ def test_what_cannot_be_sharded_is_refused_at_once(inputs: Path) -> None:
     ) as error:
         make_config(inputs, "fsdp", training, **FULL)
     assert "training.optim: adamw_8bit for full fine-tuning" in str(error.value)
+
+
+@slow
+def test_two_copies_in_slices_train_as_one_does(tmp_path: Path, inputs: Path) -> None:
+    one = make_config(inputs, "fsdp", **FULL)
+    two = make_config(inputs, "fsdp", {"fsdp_size": 2}, **FULL)
+    of_one = toy.finished(tmp_path / "one", one, 4)
+    of_two = toy.finished(tmp_path / "two", two, 4)
+    shutil.copytree(inputs / "model", tmp_path / "model", dirs_exist_ok=True)
+    require_equal(of_two, of_one)
+    parts = (of_two / "checkpoints" / "last").resolve().glob("optimizer-*")
+    assert sorted(part.name for part in parts) == [
+        "optimizer-00001-of-00002.safetensors",
+        "optimizer-00002-of-00002.safetensors",
+    ]
+
+    for number, (first, then) in enumerate(((one, two), (two, one))):
+        run_dir = toy.make_run(tmp_path / f"across-{number}", first, 4)
+        environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6:1"}
+        assert toy.train(run_dir, 4, environ) == [errors.PREEMPTED] * 4
+        toy.make_run(run_dir, then, 4)
+        assert toy.train(run_dir, 4) == [0] * 4
+        require_equal(run_dir, of_one)
+
+
+def test_copies_that_do_not_share_the_ranks_alike_are_refused(inputs: Path) -> None:
+    config = make_config(inputs, "fsdp", {"fsdp_size": 2}, **FULL)
+    with pytest.raises(errors.ConfigError, match="found 2 with 3 processes"):
+        make_plan(config, world_size=3)
+    assert make_plan(config, world_size=1).world_size == 1
+    with pytest.raises(ValueError, match="fsdp_size: means nothing but to parallelism: fsdp"):
+        make_config(inputs, "shard_base", {"fsdp_size": 2}, **LORA)
+
+
+def steps_of(world: World, configs: list[Config]) -> list[tuple[list[float], list[float]]]:
+    """Return the losses of a rank's micro-batches in three steps, and the norms of the steps, by each config."""
+    from kubetune.models.acceleration import Workload
+
+    results = []
+    for config in configs:
+        learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
+        optimizer = make_optimizer(learner.model, config.training)
+        rows = prepare(config).train
+        plan = make_plan(config, rows_per_epoch(rows), world_size=world.size)
+        feed = Feed(rows, plan, 0, world, even=True)
+        losses = []
+        norms = []
+        for step in range(3):
+            work = feed.step(step)
+            for micro, batch in enumerate(work.batches):
+                learner.expect_backward(is_last=micro == len(work.batches) - 1)
+                losses.append(float(causal_lm.TASK.backward(learner, batch, 1.0 / work.labels)))
+            norms.append(optimizer.reduce_gradient(world))
+            optimizer.update(1e-3)
+        results.append((losses, norms))
+    return results
+
+
+@slow
+def test_copies_in_slices_sum_their_gradients(inputs: Path) -> None:
+    kinds: list[dict[str, Any]] = [{}, {"fsdp_size": 2}, {"parallelism": "ddp"}]
+    configs = [
+        make_config(inputs, "fsdp", {"per_device_train_batch_size": 1, **kind}, **FULL)
+        for kind in kinds
+    ]
+    for one, two, copies in run_ranks(steps_of, 4, configs):
+        for (losses, norms), (their_losses, their_norms) in ((two, one), (two, copies)):
+            assert losses == pytest.approx(their_losses, abs=1e-5)
+            assert norms == pytest.approx(their_norms, rel=1e-5)

@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
@@ -108,7 +109,8 @@ def load(
         draw=partial(_draw, training.seed),
         require_finite=require_finite,
     )
-    model: Any = _read(read, partial(_cut_for, arithmetic, frozen), world)
+    mesh = _mesh(training, world)
+    model: Any = _read(read, partial(_cut_for, arithmetic, frozen, mesh), world)
     for parameter in model.parameters():
         # Whole parameters do not learn, but were read in fp32 like those that do.
         if not isinstance(parameter, DTensor):
@@ -118,6 +120,19 @@ def load(
     model.config.dtype = arithmetic
     model.config.distributed_config = None
     return cast(nn.Module, model)
+
+
+def _mesh(training: TrainingConfig, world: World) -> DeviceMesh:
+    """Return the ranks as FSDP sees them. With `fsdp_size` 2, four ranks have two copies of the weights (HSDP):
+
+    ranks 0 1    a copy, cut in two
+    ranks 2 3    another one; gradients are summed within a copy, then between 0 and 2, and 1 and 3
+    """
+    sharing = training.ranks_of_copy(world.size)
+    if sharing == world.size:
+        return init_device_mesh(world.device.type, (world.size,))
+    sizes = (world.size // sharing, sharing)
+    return init_device_mesh(world.device.type, sizes, mesh_dim_names=("copy", "slice"))
 
 
 def _require_finite_everywhere(
@@ -169,6 +184,7 @@ def cutting(cut_by: Callable[[Any], Any], world_size: int) -> Iterator[dict[str,
 def _cut_for(
     compute_dtype: torch.dtype,
     frozen: Callable[[Any], str | None],
+    mesh: DeviceMesh,
     lm: Any,
 ) -> Any:
     """Shard a model. Slices are fp32 masters, cast to `compute_dtype` when they are borrowed."""
@@ -177,19 +193,20 @@ def _cut_for(
         policy = MixedPrecisionPolicy(
             compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-    return cut(lm, policy, frozen(lm) or NOTHING)
+    return cut(lm, policy, frozen(lm) or NOTHING, mesh)
 
 
 def cut(
     lm: Any,
     policy: MixedPrecisionPolicy,
     whole: str = NOTHING,
+    mesh: DeviceMesh | None = None,
 ) -> Any:
     """Shard each decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
 
     A layer that shares a weight with others belongs to that group too. Parameters whose names match `whole` stay whole
     on every rank: what does not learn of a vision tower. The rest of a tower belongs to the group around the layers,
-    which all ranks borrow whether they have an image or not.
+    which all ranks borrow whether they have an image or not. `mesh`: of the ranks; None for one over all of them.
     """
     lm.tie_weights()
     layers = _decoder_layers(lm)
@@ -199,14 +216,14 @@ def cut(
         holders.update(layer.parameters())
     for layer in layers:
         if all(holders[parameter] == 1 for parameter in layer.parameters()):
-            fully_shard(layer, mp_policy=policy)
+            fully_shard(layer, mp_policy=policy, mesh=mesh)
 
     # Inner groups first: the group around the layers takes what they leave.
     whole_parameters = set()
     for name, parameter in lm.named_parameters():
         if re.fullmatch(whole, name) or not parameter.requires_grad:
             whole_parameters.add(parameter)
-    fully_shard(lm, mp_policy=policy, ignored_params=whole_parameters)
+    fully_shard(lm, mp_policy=policy, mesh=mesh, ignored_params=whole_parameters)
     for module in lm.modules():
         if isinstance(module, FSDPModule):
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.

@@ -186,7 +186,7 @@ def _without_vocabulary_head(weights: Weights) -> Weights:
 
 def _held_parts(work: RankWork, weights: Weights, trained: int) -> dict[str, int]:
     """Return what a rank holds from its start to its end: weights and the optimizer's state."""
-    shards = work.ranks if work.is_sharded else 1
+    shards = work.sharing if work.is_sharded else 1
     weight_bytes = _weight_bytes(work, weights)
     if work.lora:
         # Adapters and a vision tower stay whole on every rank.

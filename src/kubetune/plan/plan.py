@@ -269,6 +269,11 @@ def _batches(
     training: TrainingConfig, world_size: int, *, is_packed: bool, longest_row: int
 ) -> tuple[int, int | None, int]:
     """Return samples of a step, or tokens in their place, and micro-batches of a step and rank."""
+    if world_size % training.ranks_of_copy(world_size):
+        raise ConfigError(
+            f"training.fsdp_size: found {training.fsdp_size} with {world_size} processes; expected a number that divides "
+            "them, such as the GPUs of a node"
+        )
     if training.global_batch_tokens is not None:
         whole = training.per_device_train_batch_size * longest_row * world_size
         return 0, *_token_batches(training, whole, is_packed=is_packed)

@@ -20,6 +20,7 @@ class RankWork:
     task: str
     device: Literal["cuda", "cpu"]
     ranks: int  # processes of the run, on all nodes
+    sharing: int  # of these, those that a copy of sharded weights is cut over
     is_sharded: bool  # training.parallelism: fsdp or shard_base, on several ranks or one
     trainable: Trainable  # which parameters learn
     quantization: str  # of the base: none, 4bit, fp4 or 8bit, with `auto` decided
@@ -65,6 +66,7 @@ class RankWork:
             task=config.task,
             device=plan.device,
             ranks=plan.world_size,
+            sharing=training.ranks_of_copy(plan.world_size),
             is_sharded=training.parallelism in ("shard_base", "fsdp"),
             trainable=Trainable(config.lora, config.sight),
             quantization=quantization_of(config.quantization, config.lora, plan),

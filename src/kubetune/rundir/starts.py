@@ -34,6 +34,7 @@ _FREE_TO_CHANGE = (
     "training.async_save",
     "training.parallelism",
     "distill.timeout_seconds",
+    "training.fsdp_size",
 )
 
 

@@ -139,6 +139,12 @@ class TrainingConfig(Section):
         "adapters, and borrows the rest layer by layer. `fsdp`: the same for full fine-tuning (FSDP2). `auto`: `ddp` if it "
         "fits the memory plan; the first start decides.",
     )
+    fsdp_size: int | None = Field(
+        None,
+        ge=2,
+        description="Processes that `fsdp` cuts the weights over. Left out: all. With fewer, each group of so many has all "
+        "weights (HSDP): give the GPUs of a node, so that layers are gathered within nodes.",
+    )
     fused_forwards: bool = Field(
         True,
         description="Use faster forward code: always for LoRA layers; for norms and the like once equal results are "
@@ -184,6 +190,10 @@ class TrainingConfig(Section):
     seed: int = Field(
         42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout."
     )
+
+    def ranks_of_copy(self, ranks: int) -> int:
+        """Return how many of a run's ranks a copy of sharded weights is cut over."""
+        return ranks if self.fsdp_size is None else min(self.fsdp_size, ranks)
 
     @property
     def prefers_greater(self) -> bool:

@@ -152,6 +152,11 @@ class FlatAdamW:
         return self.master.numel()
 
     @property
+    def sharing(self) -> int:
+        """Number of ranks that a copy of the weights is cut over."""
+        return 1
+
+    @property
     def shards(self) -> list[OptimizerShard]:
         """The stretches of the whole model's buffers that this rank holds."""
         return [OptimizerShard(0, self.master.numel())]

@@ -96,6 +96,13 @@ class ShardedAdamW(FlatAdamW):
         return sum(parameter.numel() for parameter, _ in self._slices)
 
     @property
+    def sharing(self) -> int:
+        """Number of ranks that a copy of the weights is cut over."""
+        # The last dimension of a mesh is that of slices; the first of two is that of copies.
+        mesh = self._slices[0][0].device_mesh
+        return int(mesh.size(mesh.ndim - 1))
+
+    @property
     def shards(self) -> list[OptimizerShard]:
         """Where the slices are in the whole model's buffers.
 
@@ -111,8 +118,8 @@ class ShardedAdamW(FlatAdamW):
             num_rows = parameter.shape[0]
             width = parameter.numel() // num_rows
             mesh = parameter.device_mesh
-            rows_of_rank = math.ceil(num_rows / mesh.size())
-            first_row = min(num_rows, mesh.get_local_rank() * rows_of_rank)
+            rows_of_rank = math.ceil(num_rows / self.sharing)
+            first_row = min(num_rows, mesh.get_local_rank(mesh.ndim - 1) * rows_of_rank)
             shards.append(OptimizerShard(start + first_row * width, value.numel()))
             start += parameter.numel()
 
@@ -122,7 +129,7 @@ class ShardedAdamW(FlatAdamW):
         """Return the norm over the slices of all ranks. FSDP has summed the gradient already."""
         # Squares add up over ranks, norms do not.
         (squares,) = process_group.sum_numbers([sum_of_squares(self.gradient)], world)
-        return math.sqrt(squares)
+        return math.sqrt(squares * self.sharing / world.size)
 
 
 def can_move_slices(model: nn.Module) -> bool:

@@ -66,6 +66,7 @@ class ShardedWriter:
     """Writes checkpoints of a sharded model, of which every rank writes its part."""
 
     world: World
+    sharing: int  # ranks that a copy of the weights is cut over; those of the first copy write it
     tokenizer: Tokenizer
     room: CheckpointRoom
     group: process_group.Group  # of a thread's own, whose collectives must not mix with the loop's
@@ -100,10 +101,12 @@ class ShardedWriter:
         """Write this rank's shards. Raise on every rank an error that any rank had."""
         # Kept until all ranks have met: one that raised alone would leave the others waiting.
         failure: errors.KubetuneError | None = None
-        path = folder / shards.part_name(self.world.rank, self.world.size)
+        path = folder / shards.part_name(self.world.rank, self.sharing)
         try:
             with files.explained_writes(path), explained_full_disk(folder):
-                shards.write_part(path, snapshot.optimizer, snapshot.shards)
+                # Other copies have the same numbers.
+                if self.world.rank < self.sharing:
+                    shards.write_part(path, snapshot.optimizer, snapshot.shards)
                 fault_injection.reach("commit.part")
         except errors.EnvironmentFault as error:
             failure = error
@@ -142,7 +145,7 @@ def writer_of(
     is_whole = optimizer.size == optimizer.master.numel()
     if not is_whole:
         (all_bytes,) = process_group.sum_numbers([num_bytes], world)
-        num_bytes = int(all_bytes)
+        num_bytes = int(all_bytes) * optimizer.sharing // world.size
 
     # One more than are kept: the new one is complete before an old one is removed.
     missing = max(1, keep + 1 - len(checkpoints.steps(run_dir)))
@@ -152,4 +155,5 @@ def writer_of(
     room = CheckpointRoom(run_dir, num_bytes)
     if is_whole:
         return WholeWriter(world, tokenizer, room)
-    return ShardedWriter(world, tokenizer, room, process_group.side_group(world, timeout_seconds))
+    group = process_group.side_group(world, timeout_seconds)
+    return ShardedWriter(world, optimizer.sharing, tokenizer, room, group)
