@@ -152,7 +152,7 @@ def test_a_quarter_of_the_model_learns_from_it(tmp_path: Path) -> None:
     teacher = int(re.search(r"^  teacher +(\d+)%", printed, re.M)[1])
     assert teacher >= 80
     alone = int(re.search(r"^  alone +(\d+)%", printed, re.M)[1])
-    gained, lost = map(int, re.search(r"(\d+) gained, (\d+) lost", printed).groups())
+    gained, lost = map(int, re.search(r"(\d+) gained, (\d+) lost by", printed).groups())
     assert after - alone == gained - lost
     assert say(tmp_path, "generate", *next_command(printed)).strip()
     # The same test by the command that it names.
