@@ -49,6 +49,33 @@ def test_what_a_file_defines_is_read_and_not_run(code: Path) -> None:
         require_functions("rewards[0]", code, ["short"])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f = 3", "f = -3.5", "f = 'a' + 'b'", "f: list[int] = [1]", "g = f = {'a': len}", "f = f'{g}'",
+        "f = [len for _ in x]", "def f(): ...\nf = None", "f = ()", "if x:\n    f = len\nf = 3",
+    ],
+)  # fmt: skip
+def test_a_name_for_a_value_is_no_function(code: Path, text: str) -> None:
+    code.write_text(text)
+    line = len(text.splitlines())
+    with pytest.raises(errors.ConfigError, match=rf":{line}: f is `.*`; expected a function"):
+        require_functions("rewards[0]", code, ["f"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f = g", "f = g(3)", "f = lambda: 3", "f = table['f']", "f = 3\ndef f(): ...", "from x import f",
+        "if x:\n    f = 3\nelse:\n    f = g", "f, g = 3, g", "f = g or 3", "f = 3 * g",
+        "f = 3\ndef g():\n    global f\n    f = g", "f = None\n(f := g)", "f = None\nfor f in g: ...",
+    ],
+)  # fmt: skip
+def test_a_name_that_only_running_the_file_explains_stays_open(code: Path, text: str) -> None:
+    code.write_text(text)
+    require_functions("rewards[0]", code, ["f"])
+
+
 def test_modules_beside_a_file(code: Path) -> None:
     assert modules_beside(code) == []
     helpers = code.with_name("helpers.py")

@@ -13,11 +13,28 @@ from kubetune.extras import is_installed
 
 # By these a file may define names that its text does not show.
 _HIDDEN = {"exec", "globals", "locals", "setattr", "vars"}
+# By these it may bind a name to something else later.
+_REBINDING = (ast.Global, ast.NamedExpr)
+_VALUES = (
+    ast.Constant,
+    ast.JoinedStr,
+    ast.List,
+    ast.Tuple,
+    ast.Set,
+    ast.Dict,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def require_functions(key: str, path: Path, functions: Sequence[str]) -> None:
-    """Raise ConfigError for functions that a file does not define. `key`: the setting that names the file."""
+    """Raise ConfigError for functions that a file does not define, or for names that it gives to values.
+
+    `key`: the setting that names the file.
+    """
     tree = _parsed(key, path)
     defined = set(_names(tree.body))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -26,6 +43,7 @@ def require_functions(key: str, path: Path, functions: Sequence[str]) -> None:
     functions_here = [node.name for node in tree.body if isinstance(node, _DEFINITIONS)]
     for function in functions:
         if function in defined:
+            _require_no_value(key, path, tree, function)
             continue
         close = nearest(function, functions_here)
         hint = f"; did you mean {close}?" if close else "."
@@ -33,6 +51,46 @@ def require_functions(key: str, path: Path, functions: Sequence[str]) -> None:
             f"{key}: {path} defines no {function}{hint} It has {', '.join(functions_here) or 'no function'}. "
             "Nothing was written."
         )
+
+
+def _require_no_value(key: str, path: Path, tree: ast.Module, name: str) -> None:
+    """Raise ConfigError if the text shows that a name is a number, a text or a list, which nobody can call.
+
+    An import, a call or another name may be a function.
+    """
+    if any(isinstance(node, _REBINDING) for node in ast.walk(tree)):
+        return
+    value: ast.stmt | None = None
+    for statement in tree.body:
+        if name not in set(_names([statement])):
+            continue
+        value = statement if _gives_value(statement, name) else None
+    if value is not None:
+        raise ConfigError(
+            f"{key}: {path}:{value.lineno}: {name} is `{ast.unparse(value)[:60]}`; expected a function. "
+            "Nothing was written."
+        )
+
+
+def _gives_value(statement: ast.stmt, name: str) -> bool:
+    """True for `name = 3` and `name: list[int] = [3]`, but not for what a condition or a loop holds."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    is_named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+    value = getattr(statement, "value", None)
+    return is_named and isinstance(value, ast.expr) and _is_value(value)
+
+
+def _is_value(expression: ast.expr) -> bool:
+    """True if an expression cannot be a function, whatever the names in it are."""
+    if isinstance(expression, ast.UnaryOp):
+        return _is_value(expression.operand)
+    if isinstance(expression, ast.BinOp):
+        return _is_value(expression.left) and _is_value(expression.right)
+    return isinstance(expression, _VALUES)
 
 
 def signature_of(key: str, path: Path, function: str) -> inspect.Signature | None:
