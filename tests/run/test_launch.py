@@ -97,6 +97,12 @@ def run_among_bombs(folder: Path, words: list[str]) -> subprocess.CompletedProce
     return done
 
 
+def without_signs(text: str) -> str:
+    """Return what was printed besides the signs of life of a slow machine."""
+    lines = [line for line in text.splitlines() if not line.startswith("… judging the run")]
+    return "\n".join(lines)
+
+
 @pytest.fixture(scope="module")
 def finished(inputs: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Return a run that went to its end, and what it printed."""
@@ -107,7 +113,7 @@ def finished(inputs: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
 def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     run_dir, done = finished
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    assert without_signs(done.stderr) == ""
     assert "effective batch" in done.stdout
     assert str(run_dir) in done.stdout
     for family in ("STEP", "DDP", "DATA", "MODEL", "TRAIN", "EPOCH", "EVAL", "RESULT", "DONE"):
@@ -247,7 +253,7 @@ def test_two_processes_leave_a_log_each_and_run_nothing_of_the_current_folder(
     assert "WORLD_SIZE=2" in done.stdout
     for rank in range(2):
         assert "[STEP]" in (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
-    assert done.stderr == ""
+    assert without_signs(done.stderr) == ""
 
 
 def require_nothing_trained(run_dir: Path, done: subprocess.CompletedProcess[str]) -> None:

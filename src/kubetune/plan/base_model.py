@@ -132,14 +132,17 @@ def embeddings_of(model: ModelConfig, environ: Mapping[str, str]) -> Embeddings 
 
 
 def require_targets(lora: LoraConfig, weights: Weights) -> None:
-    """Raise ConfigError for named target modules that no weight belongs to, if the names of weights are certain.
+    """Raise ConfigError for named targets that no weight belongs to, if the names of weights are certain.
 
     They are in files as they are in the model, but for experts and for bases that were quantised before.
     """
     _require_whole_modules(lora, weights)
     targets = lora.target_modules
-    is_open = isinstance(targets, str) or bool(lora.target_parameters) or not weights.stated
-    if is_open or "quantization_config" in weights.config or any(True for _ in stacks(weights)):
+    is_open = "quantization_config" in weights.config or any(True for _ in stacks(weights))
+    if is_open or not weights.stated:
+        return
+    _require_tensors(lora, weights)
+    if isinstance(targets, str):
         return
     # A head that is tied to the embeddings is in no file.
     named = [target for target in targets if not _may_be_tied(target)]
@@ -150,6 +153,54 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
     problem = lacks_targets(named, modules)
     if problem is not None:
         raise ConfigError(problem)
+
+
+def _require_tensors(lora: LoraConfig, weights: Weights) -> None:
+    """Raise ConfigError for named tensors that the weights lack, and for settings that adapters on them cannot have."""
+    if not lora.target_parameters:
+        return
+    named = []
+    for target in lora.target_parameters:
+        # A head that is tied is in no file, and a file may leave out how a whole name begins.
+        is_in_file = any(f".{target}".endswith(f".{name}") for name in weights.shapes)
+        if not is_in_file and not _may_be_tied(target.removesuffix(".weight")):
+            named.append(target)
+    problem = lacks_tensors(named, {name: len(shape) for name, shape in weights.shapes.items()})
+    if problem is None:
+        problem = refused_on_tensors(lora, lora.target_parameters)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def lacks_tensors(targets: Iterable[str], dimensions: Mapping[str, int]) -> str | None:
+    """Return the problem of `lora.target_parameters` that are no matrix and no stack of them, None if each is one.
+
+    `dimensions`: how many the tensors of the model have, by their names.
+    """
+    matrices = [name for name, number in dimensions.items() if number in (2, 3)]
+    for target in targets:
+        if any(is_target(name, (target,)) for name in matrices):
+            continue
+        # Either the name is wrong, or it means something that cannot be adapted: a bias, a norm's weight.
+        is_vector = any(is_target(name, (target,)) for name in dimensions)
+        problem = "is no matrix" if is_vector else "is not in this model"
+        ends = sorted({".".join(name.split(".")[-2:]) for name in matrices})
+        close = nearest(target, ends)
+        advice = f"did you mean {close}?" if close else f"it has {', '.join(ends)}"
+        return f"lora.target_parameters: {target} {problem}; {advice}"
+    return None
+
+
+def refused_on_tensors(lora: LoraConfig, parameters: Sequence[str]) -> str | None:
+    """Return the problem of settings that adapters on tensors, as PEFT makes them, cannot have; None for none."""
+    for setting, value in (("lora.dropout", lora.dropout), ("lora.use_dora", lora.use_dora)):
+        if value:
+            return (
+                f"{setting} is {str(value).lower()}, which adapters on tensors ({', '.join(parameters)}) cannot have; "
+                "leave it out, or name modules beside the experts in lora.target_modules, such as [q_proj, k_proj, "
+                "v_proj, o_proj]"
+            )
+    return None
 
 
 def _require_whole_modules(lora: LoraConfig, weights: Weights) -> None:
@@ -222,10 +273,10 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     Only a built model tells then.
     """
     targets = lora.target_modules
-    # PEFT checks parameters that are named, and what it can do with experts, on the built model.
-    if lora.target_parameters:
-        return True
     has_experts = any(True for _ in stacks(weights))
+    # PEFT checks what it can do with experts on the built model.
+    if lora.target_parameters and (has_experts or _has_open_tensors(lora, weights)):
+        return True
     if has_experts and (lora.dropout or lora.use_dora or targets != "all-linear"):
         return True
     if targets == "all-linear":
@@ -243,6 +294,25 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     if isinstance(targets, str):
         return not any(re.fullmatch(targets, module) for module in modules)
     return not all(_ends_one_of(modules, target) for target in targets)
+
+
+def _has_open_tensors(lora: LoraConfig, weights: Weights) -> bool:
+    """Return True if the names of the weights leave open whether each of `lora.target_parameters` can be adapted."""
+    if not weights.stated or "quantization_config" in weights.config:
+        return True
+    out_of_reach = unreached(weights.text_config.get("model_type"))
+    for target in lora.target_parameters:
+        hits = [name for name in weights.shapes if is_target(name, (target,))]
+        for name in hits:
+            module = name.removesuffix(".weight")
+            is_kept_by_model = _may_be_tied(module) or out_of_reach.fullmatch(module)
+            # A module may get an adapter beside that on its tensor, and a convolution is no matrix.
+            is_twice = is_target(module, lora.target_modules)
+            if is_kept_by_model or is_twice or len(weights.shapes[name]) != 2:
+                return True
+        if not hits:
+            return True
+    return False
 
 
 def _ends_one_of(modules: Sequence[str], target: str) -> bool:

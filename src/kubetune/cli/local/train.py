@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.signals import Relay
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.errors import OK
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
@@ -94,7 +95,8 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
             config = config.model_copy(update={"hooks": hooks})
 
         # What the run will do. How many tokens there are is known only when the data are prepared.
-        config, plan = plan_here(config)
+        with busy("judging the run"):
+            config, plan = plan_here(config)
         run_dir = Path(str(config.output))
         if args.verbose:
             os.environ[VERBOSE] = "1"

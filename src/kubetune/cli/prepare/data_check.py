@@ -86,7 +86,9 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     # Of data without a run file nobody has said yet what is to be done with them.
     others: list[KubetuneError] = []
     if is_run_file:
-        others = problems_of(config, os.environ, here=config.kubernetes is None)
+        # A process may have to build the model.
+        with busy("judging the run"):
+            others = problems_of(config, os.environ, here=config.kubernetes is None)
 
     # The gallery collects rows for the page. With --json every bad record is kept, else as many as are shown.
     gallery = Gallery() if args.html else None

@@ -13,10 +13,9 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.base import logs
-from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import routers_of, stacks_of
-from kubetune.plan.base_model import lacks_targets
+from kubetune.plan.base_model import lacks_targets, lacks_tensors, refused_on_tensors
 from kubetune.plan.linears import is_target, unreached
 
 # Names that the layers of each expert had, and have in other tools, by the stacked tensor that holds them now. A tensor
@@ -60,7 +59,9 @@ def find_targets(
         targets = Targets(list(wanted), parameters)
 
     if targets.parameters:
-        _require_plain(lora, targets.parameters)
+        problem = refused_on_tensors(lora, targets.parameters)
+        if problem is not None:
+            raise errors.ConfigError(problem)
     return targets
 
 
@@ -312,24 +313,18 @@ def _ends(name: str, parts: int) -> Iterator[str]:
         yield ".".join(pieces[start:])
 
 
-def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
-    """Yield `lora.target_parameters`, each of which must be a matrix or a stack of them."""
+def _asked(model: nn.Module, targets: Sequence[str]) -> Sequence[str]:
+    """Return `lora.target_parameters`, each of which must be a matrix or a stack of them."""
     dimensions = {name: parameter.dim() for name, parameter in model.named_parameters()}
-    matrices = [name for name, number in dimensions.items() if number in (2, 3)]
+    problem = lacks_tensors(targets, dimensions)
+    if problem is not None:
+        raise errors.ConfigError(problem)
     out_of_reach = set(unreached_names(model))
     for target in targets:
-        hits = [name for name in matrices if is_target(name, (target,))]
-        if not hits:
-            # Either the name is wrong, or it means something that cannot be adapted: a bias, a norm's weight.
-            is_vector = any(is_target(name, (target,)) for name in dimensions)
-            problem = "is no matrix" if is_vector else "is not in this model"
-            ends = sorted({".".join(name.split(".")[-2:]) for name in matrices})
-            close = nearest(target, ends)
-            advice = f"did you mean {close}?" if close else f"it has {', '.join(ends)}"
-            raise errors.ConfigError(f"lora.target_parameters: {target} {problem}; {advice}")
-
-        # A tensor that no layer multiplies with as PEFT expects would get an adapter that does nothing.
-        for name in hits:
+        for name in dimensions:
+            if not is_target(name, (target,)):
+                continue
+            # A tensor that no layer multiplies with as PEFT expects would get an adapter that does nothing.
             module_name = name.rpartition(".")[0]
             module = model.get_submodule(module_name)
             if module_name in out_of_reach or isinstance(module, nn.Conv1d):
@@ -337,8 +332,7 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
                     f"lora.target_parameters: {target} can have no adapter, as this model computes with it by itself; "
                     "leave it out"
                 )
-
-        yield target
+    return targets
 
 
 def _require(targets: Sequence[str], names: Sequence[str]) -> None:
@@ -346,14 +340,3 @@ def _require(targets: Sequence[str], names: Sequence[str]) -> None:
     problem = lacks_targets(targets, names)
     if problem is not None:
         raise errors.ConfigError(problem)
-
-
-def _require_plain(lora: LoraConfig, parameters: Sequence[str]) -> None:
-    """Raise ConfigError for settings that adapters on tensors, as PEFT makes them, cannot have."""
-    for setting, value in (("lora.dropout", lora.dropout), ("lora.use_dora", lora.use_dora)):
-        if value:
-            raise errors.ConfigError(
-                f"{setting} is {str(value).lower()}, which adapters on tensors ({', '.join(parameters)}) cannot have; "
-                "leave it out, or name modules beside the experts in lora.target_modules, such as [q_proj, k_proj, "
-                "v_proj, o_proj]"
-            )
