@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,24 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from kubetune import cli, errors
+from kubetune.base import processes
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, LoraConfig, ModelConfig
 from kubetune.data.prepared.tally import require_rows
 from kubetune.errors import ConfigError, ModelError
+from kubetune.library.verdict import built_targets
 from kubetune.library.verdict.built_targets import require_built_targets
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained
 from kubetune.models.model_spec import ModelSpec
-from kubetune.plan.base_model import lacks_whole_modules, positions_of
+from kubetune.plan.base_model import (
+    lacks_whole_modules,
+    may_lack_targets,
+    positions_of,
+    require_targets,
+)
 from kubetune.plan.linears import unreached
-from kubetune.plan.model_shapes import read_config
+from kubetune.plan.model_shapes import read_config, read_weights
 from tests.architectures import COMMON
 from tests.hybrids import HYBRIDS
 from tests.tiny import pretend_weights, train_tokenizer
@@ -188,6 +196,85 @@ def test_an_expression_without_signs_is_a_whole_name(folder: Path) -> None:
     model = save_model(folder, "llama")
     with pytest.raises(ConfigError, match="no module's whole name matches q_proj"):
         require_built_targets(LoraConfig(target_modules="q_proj"), model, "causal_lm")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "mlp.experts.down_proj is not in this model; it has down"),
+        ({"target_parameters": ["nosuch"]}, "nosuch is not in this model; it has down_proj.weight, embed_tokens"),
+        ({"target_parameters": ["input_layernorm.weight"]}, "input_layernorm.weight is no matrix"),
+        ({"target_parameters": ["down_proj.weight"], "dropout": 0.1}, "lora.dropout is 0.1, which adapters on tensors"),
+        ({"target_parameters": ["down_proj.weight"], "use_dora": True}, "lora.use_dora is true, which adapters on"),
+        ({"target_parameters": ["down_proj.weight"], "target_modules": ["q"]}, "this model has no module named q"),
+    ],
+)  # fmt: skip
+def test_tensors_that_a_model_lacks_are_named_by_the_weights_as_by_the_built_model(
+    folder: Path, settings: dict[str, Any], message: str
+) -> None:
+    model = save_model(folder, "llama", tie_word_embeddings=False)
+    weights = read_weights(model.path, {})
+    assert weights is not None
+    lora = LoraConfig(**settings)
+    with pytest.raises(ConfigError, match=re.escape(message)) as by_weights:
+        require_targets(lora, weights)
+    with pytest.raises(ConfigError) as by_built:
+        require_built_targets(lora, model, "causal_lm")
+    assert str(by_weights.value) == str(by_built.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "modules", "is_open"),
+    [
+        ("down_proj.weight", ("q_proj",), False),
+        ("model.layers.0.mlp.up_proj.weight", ("q_proj",), False),
+        ("down_proj.weight", "all-linear", True),
+        ("lm_head.weight", ("q_proj",), True),
+        ("embed_tokens.weight", ("q_proj",), True),
+    ],
+)
+def test_tensors_that_only_a_built_model_can_judge(
+    folder: Path, target: str, modules: str | tuple[str, ...], is_open: bool
+) -> None:
+    model = save_model(folder, "llama", tie_word_embeddings=True)
+    weights = read_weights(model.path, {})
+    assert weights is not None
+    lora = LoraConfig(target_parameters=(target,), target_modules=modules)
+    require_targets(lora, weights)
+    assert may_lack_targets(lora, weights) is is_open
+    if not is_open:
+        require_built_targets(lora, model, "causal_lm")
+
+
+def test_a_new_head_of_a_classifier_gets_no_adapter(folder: Path) -> None:
+    """The other process builds what the task builds."""
+    model = save_model(folder, "llama", tie_word_embeddings=False)
+    for task in ("sequence_classification", "reward_model"):
+        require_built_targets(LoraConfig(target_modules=r".*(q_proj|score)"), model, task)
+        with pytest.raises(ConfigError, match=r"lora\.target_modules"):
+            require_built_targets(LoraConfig(target_modules=("score",)), model, task)
+
+
+def test_a_process_that_does_not_answer_is_said_and_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = save_model(folder, "llama")
+    weights = read_weights(model.path, {})
+    assert weights is not None
+
+    def ask(code: str, seconds: float) -> None:
+        command = [sys.executable, "-c", code]
+        monkeypatch.setattr(processes, "module", lambda _: command)
+        monkeypatch.setattr(built_targets, "_SECONDS", seconds)
+        lora = LoraConfig(target_modules=("lm_head",))
+        built_targets.require_targets_elsewhere(lora, model, "causal_lm", None, weights)
+
+    ask("input()", 0)
+    ask("exit('no module named torch')", 60)
+    assert "open until training: building it took longer than 0 s" in caplog.text
+    assert "ended with exit code 1 (no module named torch)" in caplog.text
+    with pytest.raises(ConfigError, match="it has none"):
+        ask("print('\"it has none\"')", 60)
 
 
 def test_names_with_commas_are_a_list_and_expressions_stay_such() -> None:

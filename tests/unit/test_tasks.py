@@ -25,7 +25,15 @@ def test_a_task_has_its_class_and_all_methods_without_a_default(module: str) -> 
     task = import_module(module).TASK
     assert isinstance(task, Task)
     assert task.auto_class.startswith("AutoModelFor")
-    without_default = {"build", "load", "plain_logits", "backward", "evaluate", "metrics"}
+    without_default = {
+        "build",
+        "with_adapters",
+        "load",
+        "plain_logits",
+        "backward",
+        "evaluate",
+        "metrics",
+    }
     for name in {*without_default, "sample_losses"}:
         assert getattr(type(task), name) is not getattr(Task, name), name
 

@@ -60,15 +60,15 @@ class CausalLM(Task):
         spec = spec.decided_for(world)
         model = fsdp.load(AutoModelForCausalLM, spec, training, world)
         if spec.lora is not None:
-            model = lora.add_lora(
-                model,
-                spec.lora,
-                task_type="CAUSAL_LM",
-                seed=training.seed,
-            )
+            model = self.with_adapters(model, spec, training.seed)
 
         learner = self.learner_of(model.train(), spec)
         return tune(learner, training, workload, spec.model.path, world)
+
+    def with_adapters(self, model: nn.Module, spec: ModelSpec, seed: int) -> nn.Module:
+        """Return a model with the adapters of `spec.lora` in it. Raise ConfigError for targets that it lacks."""
+        assert spec.lora is not None, "asked only of runs with adapters"
+        return lora.add_lora(model, spec.lora, task_type="CAUSAL_LM", seed=seed)
 
     def load(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from kubetune import errors
@@ -99,19 +99,18 @@ class SequenceClassification(Task):
 
         name_padding(model, load_tokenizer(spec.model).pad_id)
         if spec.lora is not None:
-            model = lora.add_lora(
-                model,
-                spec.lora,
-                task_type="SEQ_CLS",
-                seed=seed,
-                heads=heads(model),
-            )
+            model = self.with_adapters(model, spec, seed)
 
         learner = Learner(model.train(), prepare_pooling(model, spec.model.attention), labels)
         if not pools_last(unwrap(model)):
             # Encoders have none of the parts that gain by it.
             training = without_compiler(training)
         return tune(learner, training, workload, spec.model.path, world)
+
+    def with_adapters(self, model: nn.Module, spec: ModelSpec, seed: int) -> nn.Module:
+        """Return a model with adapters, whose new heads learn whole. Raise ConfigError for targets that it lacks."""
+        assert spec.lora is not None, "asked only of runs with adapters"
+        return lora.add_lora(model, spec.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model))
 
     def load(
         self,

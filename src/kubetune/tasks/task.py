@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from kubetune.batching.batch import Batch
     from kubetune.batching.feed import Work
@@ -47,6 +47,10 @@ class Task:
         workload: Workload,
     ) -> Learner:
         """Return a learner ready to train: loaded, adapted, with its attention proved, tuned for the work."""
+        raise NotImplementedError
+
+    def with_adapters(self, model: nn.Module, spec: ModelSpec, seed: int) -> nn.Module:
+        """Return a model with the adapters of `spec.lora` in it. Raise ConfigError for targets that it lacks."""
         raise NotImplementedError
 
     def load(

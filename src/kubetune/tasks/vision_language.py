@@ -64,13 +64,7 @@ class VisionLanguage(CausalLM):
         # Adapters go to what may learn; without them, what must not learn is frozen.
         frozen = frozen_modules(model, vision)
         if spec.lora is not None:
-            model = lora.add_lora(
-                model,
-                spec.lora,
-                task_type="CAUSAL_LM",
-                seed=training.seed,
-                frozen=frozen,
-            )
+            model = self.with_adapters(model, spec, training.seed)
         elif frozen is not None:
             _freeze(model, frozen)
 
@@ -78,6 +72,13 @@ class VisionLanguage(CausalLM):
         # What compiled kernels gain here has not been measured.
         training = without_compiler(training)
         return tune(learner, training, workload, spec.model.path, world)
+
+    def with_adapters(self, model: nn.Module, spec: ModelSpec, seed: int) -> nn.Module:
+        """Return a model with adapters on what may learn. Raise ConfigError for targets that it lacks."""
+        assert spec.lora is not None, "asked only of runs with adapters"
+        assert spec.vision is not None, "the config of this task has it"
+        frozen = frozen_modules(model, spec.vision)
+        return lora.add_lora(model, spec.lora, task_type="CAUSAL_LM", seed=seed, frozen=frozen)
 
     def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
         """Choose how sequences go through a loaded model."""

@@ -76,7 +76,9 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
     # It takes seconds, so it comes last, for runs that are right in all else.
     if not problems:
         try:
-            require_targets_in_doubt(config.lora, config.model, config.task_name, environ)
+            require_targets_in_doubt(
+                config.lora, config.model, config.task_name, config.sight, environ
+            )
         except ConfigError as error:
             problems.append(error)
     return problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kubetune.config.schema import Config, LoraConfig, TrainingConfig
-from kubetune.config.schema.model import ModelConfig
+from kubetune.config.schema.model import ModelConfig, VisionConfig
 from kubetune.errors import ConfigError
 from kubetune.library.verdict.built_targets import require_targets_elsewhere
 from kubetune.plan.base_model import may_lack_targets, require_targets
@@ -40,7 +40,11 @@ def _require_targets(
 
 
 def require_targets_in_doubt(
-    lora: LoraConfig | None, model: ModelConfig, task: str, environ: Mapping[str, str]
+    lora: LoraConfig | None,
+    model: ModelConfig,
+    task_name: str,
+    vision: VisionConfig | None,
+    environ: Mapping[str, str],
 ) -> None:
     """Raise ConfigError for target modules that the model lacks, where the names of its weights leave that open.
 
@@ -51,7 +55,7 @@ def require_targets_in_doubt(
     if lora is None or weights is None or model.trust_remote_code:
         return
     if may_lack_targets(lora, weights):
-        require_targets_elsewhere(lora, model, task, weights)
+        require_targets_elsewhere(lora, model, task_name, vision, weights)
 
 
 def require_training(config: Config, environ: Mapping[str, str]) -> None:
