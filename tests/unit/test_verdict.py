@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from safetensors.torch import load_file, save_file
 
 import kubetune
 from kubetune import errors, extras
@@ -143,7 +144,12 @@ def few_positions(folder: Path) -> None:
 
 
 def few_embeddings(folder: Path) -> None:
-    copy_model(folder, vocab_size=40)
+    file = copy_model(folder, vocab_size=40) / "model.safetensors"
+    weights = load_file(file)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in weights:
+            weights[name] = weights[name][:40].clone()
+    save_file(weights, file, {"format": "pt"})
 
 
 def without_template(folder: Path) -> None:
