@@ -743,3 +743,47 @@ def test_conversations_that_end_with_the_user_may_be_learned_too(
     code, output = inited(rows, "--task", "causal_lm", capsys=capsys)
     assert code == 0, output
     assert check("run.yaml", capsys=capsys)[0] == 0
+
+
+def test_what_only_some_questions_are_about_may_be_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows: list[dict[str, Any]] = []
+    for n in range(40):
+        row = {"question": f"What is {n}?", "answer": f"It is {n}."}
+        rows.append({**row, "context": f"The text of {n}."} if n % 10 == 9 else row)
+    code, output = inited(rows, capsys=capsys)
+    assert code == 0, output
+    assert "`context` is missing, and taken for empty, in 36 records" in output
+    code, output = check("run.yaml", capsys=capsys)
+    assert code == 0, output
+    assert "train: `context` is missing, and taken for empty, in" in output
+    words = ["--columns", "instruction=question", "input=context", "output=answer"]
+    _, output = check("d.jsonl", *words, capsys=capsys)
+    assert "`context` is missing, and taken for empty, in 36 records" in output
+
+
+def test_a_column_that_no_record_has_is_refused_everywhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"instruction": f"What is {n}?", "output": f"It is {n}."} for n in range(20)]
+    words = ["--columns", "input=contxt"]
+    refused = "no record has a column 'contxt', which `columns` names"
+    code, output = inited(rows, *words, capsys=capsys)
+    assert code == 2
+    assert refused in output
+    assert not Path("run.yaml").exists()
+    code, output = check("d.jsonl", *words, capsys=capsys)
+    assert code == 2
+    assert refused in output
+    assert inited(rows, capsys=capsys)[0] == 0
+    run = Path("run.yaml").read_text()
+    Path("run.yaml").write_text(run.replace("  eval:", "    columns: {input: contxt}\n  eval:"))
+    for verb in ("check", "prepare"):
+        assert cli.main(["data", verb, "run.yaml"]) == 2
+        assert refused in "".join(capsys.readouterr())
+    # A question or an answer has to be there.
+    for columns in ({"output": "reply"}, {"input": "q"}):
+        row = {"output": "It is 2."} if "input" in columns else rows[0]
+        with pytest.raises(ValueError, match="has no column"):
+            read(row, columns=columns)

@@ -470,6 +470,22 @@ class Columns(dict[str, ColumnFacts]):
         return facts
 
 
+def lacking(column: str) -> str:
+    """Return what is said of records without a column that `columns` names, and that they can do without."""
+    return f"`{column}` is missing, and taken for empty"
+
+
+def nowhere(absent: Mapping[str, int], records: int, path: str) -> str:
+    """Return the error about a column that none of the records of a file has; empty if each is in some.
+
+    `absent`: records that lack it, by column.
+    """
+    for column, number in absent.items():
+        if number == records:
+            return f"{path}: no record has a column {column!r}, which `columns` names"
+    return ""
+
+
 class LeftOut(NamedTuple):
     """A column that holds texts or classes, and that nothing reads."""
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, RewardConfig, SourceConfig
-from kubetune.data.columns import left_out
+from kubetune.data.columns import lacking, left_out
 from kubetune.data.findings.finding import Finding, Severity
 from kubetune.data.prepared.tally import MOST_PLACES, require_rows
 from kubetune.data.reading.sources import evaluated_rows, locate
@@ -485,6 +485,10 @@ def _taken_columns(counts: SplitCounts) -> Iterator[Finding]:
         sentence = f"{counts.name}: {taken}, in {counted(number, 'record')}"
         advice = "`data.train.columns` and `data.train.format` can say otherwise"
         yield counts.finding("note", "taken_columns", sentence, number, advice=advice)
+    # Older counts lack the key.
+    for column, number in sorted(counts.stats.get("absent", {}).items()):
+        sentence = f"{counts.name}: {lacking(column)}, in {counted(number, 'record')}"
+        yield counts.finding("note", "absent_columns", sentence, number)
 
 
 def _blank_lines(counts: SplitCounts) -> Iterator[Finding]:

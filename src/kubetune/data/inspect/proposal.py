@@ -28,11 +28,13 @@ from kubetune.data.columns import (
     LeftOut,
     RecordValue,
     is_prose,
+    lacking,
     left_out,
     left_subject,
     names_answer,
     names_bad_answer,
     names_metadata,
+    nowhere,
     with_subject,
 )
 from kubetune.data.inspect.answers_as_texts import as_text, from_choices, records_within
@@ -189,6 +191,8 @@ def settle_format(proposal: Proposal, *, has_template: bool | None) -> None:
         source = source.model_copy(update={"format": proposal.format.value})
     read_so = _read_all(proposal.records, source, proposal.kind, keys)
     proposal.unused = _in_words(read_so.unused)
+    for column, number in sorted(read_so.absent.items()):
+        proposal.unused.append(f"{lacking(column)}, in {counted(number, 'record')}")
     bad = read_so.problems
     if bad.total:
         proposal.unused.append(
@@ -533,6 +537,7 @@ class _Readings(NamedTuple):
     examples: Sequence[Example]
     unused: Sequence[LeftOut]  # what nothing reads
     problems: Problems  # of the records that cannot be read
+    absent: Counter[str]  # records without a column that is named, and that they can do without
 
 
 def _read_all(
@@ -543,6 +548,7 @@ def _read_all(
     problems = Problems()
     unused = Columns()
     keys: set[str] = set()
+    absent: Counter[str] = Counter()
     for record in records:
         try:
             reading = read(record.value, source.format, columns, kind=kind)
@@ -553,18 +559,22 @@ def _read_all(
         for key in reading.unused:
             unused.note(key, record.value, columns, list(written_texts(reading.example)))
         keys.update(reading.unused)
+        absent.update(reading.absent)
 
     if not examples:
         advice = as_text(records[0].value, columns, source.path)
         if advice:
             raise DataError(advice)
         raise problems.error()
+    problem = nowhere(absent, len(examples), source.path)
+    if problem:
+        raise DataError(f"{problem}. Nothing was written.")
     is_rewarded = kind == "prompt"
     named = list(left_out(unused.to_json(len(examples)), source.path, is_rewarded=is_rewarded))
     # A chat template of the model may read some.
     others = keys - {column.name for column in named} - {*OF_TEMPLATES}
     named += [LeftOut(name, "other", "", "") for name in sorted(others)]
-    return _Readings(examples, named, problems)
+    return _Readings(examples, named, problems, absent)
 
 
 def _thought_in(unused: Sequence[LeftOut]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.columns import Columns
+from kubetune.data.columns import Columns, lacking, nowhere
 from kubetune.data.prepared.remarks import written_texts
 from kubetune.data.reading.examples import images_of
 from kubetune.data.reading.formats import read
@@ -17,6 +17,7 @@ from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.record_problems import SHOWN, Problems
 from kubetune.data.reading.sources import read_source
+from kubetune.errors import DataError
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Shapes:
 def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
     """Read and convert all records of a source, without a tokenizer. Images are only looked for."""
     shapes = Shapes(Problems(keep))
+    absent: Counter[str] = Counter()
     # Neighbouring records often share an image.
     is_file = lru_cache(maxsize=4096)(os.path.isfile)
     for record in read_source(source, shapes.problems):
@@ -54,6 +56,7 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
                 shapes.unused[key] += 1
                 texts = list(written_texts(reading.example))
                 shapes.columns.note(key, record.value, source.columns, texts)
+        absent.update(reading.absent)
         if reading.taken:
             shapes.readings[reading.taken] += 1
 
@@ -68,4 +71,9 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
                 break
         shapes.kinds[kind] += 1
 
+    problem = nowhere(absent, shapes.kinds.total(), source.path)
+    if problem:
+        raise DataError(problem)
+    for column, number in sorted(absent.items()):
+        shapes.readings[lacking(column)] = number
     return shapes

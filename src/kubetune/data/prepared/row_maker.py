@@ -94,6 +94,7 @@ class RecordReader:
             if texts is None:
                 texts = list(written_texts(example))
             tally.unused_columns.note(key, record.value, source.columns, texts)
+        tally.absent.update(reading.absent)
         if reading.taken:
             tally.taken[reading.taken] += 1
         return example

@@ -9,7 +9,7 @@ from typing import Final
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import DataConfig, SourceConfig
-from kubetune.data.columns import Columns
+from kubetune.data.columns import Columns, nowhere
 from kubetune.data.reading.sources import no_records
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
@@ -113,6 +113,8 @@ class Tally:
 
     # Keys that decide nothing -> records in which they hold something.
     unused_keys: Counter[str] = field(default_factory=Counter)
+    # Records without a column that the config names, and that they can do without.
+    absent: Counter[str] = field(default_factory=Counter)
     # What is in those of them that are columns of the record.
     unused_columns: Columns = field(default_factory=Columns)
     # Counts of answers that are compared or judged, and of their labels (remarks.answers_of).
@@ -169,6 +171,13 @@ def require_rows(
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
     if not stats["records"]:
         raise no_records(_KEYS[split], _sources_of(data, split))
+    # A share held out may hold none of the records that have it.
+    if split == "train" or not isinstance(data.eval, float):
+        for source in stats.get("sources", ()):
+            was_read = source["records"] - source["refused"] - source["unreadable"]
+            problem = nowhere(source.get("absent", {}), was_read, source["path"])
+            if problem:
+                raise DataError(f"{problem}. Nothing was written.")
     if stats["rows"] and stats["lost_share"] <= data.max_lost_share:
         return
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kubetune.base.files import require_not_read, written_whole
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.columns import RecordValue
+from kubetune.data.columns import RecordValue, nowhere
 from kubetune.data.reading.examples import (
     Chat,
     Example,
@@ -73,6 +73,8 @@ def _converted(
 ) -> Iterator[JsonObject]:
     """Yield what is written for each record; count records and keys on the way."""
     file = None
+    absent = Counter[str]()
+    was_read = 0
     for record in _threads(read_taken(source, seed, problems), counts):
         # The output must be none of the files that are read, which would lose their records.
         if record.file != file:
@@ -80,7 +82,7 @@ def _converted(
             require_not_read(output, file)
 
         try:
-            example, ignored, _ = read(
+            example, ignored, _, lacked = read(
                 record.value,
                 source.format,
                 source.columns,
@@ -94,11 +96,17 @@ def _converted(
 
         # Keys that templates may read are written with the messages.
         unused.update(key for key in ignored if key not in OF_TEMPLATES)
+        absent.update(lacked)
+        was_read += 1
         for value in values:
             if value is None:
                 counts["skipped"] += 1
             else:
                 yield value
+    # Inside `written_whole`, too.
+    problem = nowhere(absent, was_read, source.path)
+    if problem:
+        raise DataError(f"{problem}. Nothing was written.")
 
 
 def _kind_of(value: RecordValue, to: str) -> RecordKind:

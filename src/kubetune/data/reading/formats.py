@@ -70,6 +70,9 @@ class Reading(NamedTuple):
     example: Example
     unused: tuple[str, ...]  # keys that hold something and decide nothing
     taken: str = ""  # what keys were taken as whose names alone do not say it
+    absent: tuple[
+        str, ...
+    ] = ()  # columns that `data.train.columns` names, and that the record can do without
 
 
 def read(
@@ -86,7 +89,7 @@ def read(
     that would make another thing of the record than its texts say: preferences, media, settings of a template.
     """
     columns = columns or {}
-    value, replaced = _renamed(value, columns)
+    value, replaced, absent = _renamed(value, columns)
 
     # What must be refused is looked for before the texts are read.
     require_trained(value)
@@ -100,7 +103,8 @@ def read(
         require_subjects(value, columns, needs_answer=kind == "text")
     if kind not in ("text", "labelled", "prompt"):
         answers, unused = read_answers(value, shape, kind)
-        return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
+        unused = _without_obeyed(sorted({*unused, *replaced}), value)
+        return Reading(answers, unused, absent=absent)
 
     record = Fields(value, columns)
     for key in (*replaced, *of_answers):
@@ -111,11 +115,17 @@ def read(
         require_readable(record)
     example = SHAPES[shape](record)
     _require_used_columns(record, columns, shape)
-    return Reading(example, _without_obeyed(record.unused, value), record.taken)
+    return Reading(example, _without_obeyed(record.unused, value), record.taken, absent)
 
 
-def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]]:
-    """Return a record with its keys named as expected, and those of its keys that another took the name of.
+# Keys that only some records of a file need have: what a question is about, and what is beside it.
+_OPTIONAL: Final = frozenset((
+    "input", "history", "system", "system_prompt", "tools", "functions", "images", "image", *REASONING,
+))  # fmt: skip
+
+
+def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str], tuple[str, ...]]:
+    """Return a record with its keys named as expected, those that another took the name of, and columns that it lacks.
 
     {"text": "Hi", "body": "Ho"} with the columns {"text": "body"} becomes {"text": "Ho"}, and "text" was replaced.
     """
@@ -126,7 +136,14 @@ def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]
             replaced.append(expected)
 
     of_file = value
+    absent = []
     for expected, column in columns.items():
+        # An `input` alone is the prompt.
+        is_beside = expected != "input" or not columns.keys().isdisjoint((*QUESTIONS, "prompt"))
+        is_beside = is_beside or first_of((*QUESTIONS, "prompt"), of_file) is not None
+        if column not in of_file and expected in _OPTIONAL and is_beside:
+            absent.append(column)
+            continue
         if column not in value:
             raise ValueError(
                 f"has no column {column!r}, which data.train.columns gives for {expected!r}; {keys(of_file)}"
@@ -137,7 +154,7 @@ def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]
         renamed[expected] = item
         value = renamed
 
-    return value, replaced
+    return value, replaced, tuple(absent)
 
 
 def _require_used_columns(

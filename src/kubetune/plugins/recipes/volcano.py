@@ -14,7 +14,7 @@ from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skip
 def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Converted:
     """Return the one row of a record, as any data of this form is read. Raise Skipped where it cannot be used."""
     try:
-        example, unused, _ = read(record, "sharegpt", {})
+        example, unused, *_ = read(record, "sharegpt", {})
     except ValueError as error:
         raise Skipped("bad_record", str(error)) from None
     row = SHAPERS["messages"](example)
