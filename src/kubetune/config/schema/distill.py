@@ -24,9 +24,8 @@ class DistillConfig(Section):
 
     teacher: Annotated[str | tuple[str, ...] | None, AsTuple] = Field(
         None,
-        description="The model whose probabilities are learnt: a hub id, a folder, or a run directory, whose best "
-        "checkpoint it is; `self`, the model before training; or the address of a vLLM server that has it, such as "
-        "`http://10.0.0.7:8000`, or a list of addresses. Its tokenizer must have the same tokens.",
+        description="The model whose probabilities are learnt: a hub id, a folder, a run directory (its best checkpoint), "
+        "`self` (the model before training), or addresses of vLLM servers that have it, such as `http://10.0.0.7:8000`.",
     )
     timeout_seconds: float = Field(
         600.0,

@@ -136,8 +136,7 @@ class TrainingConfig(Section):
     parallelism: Literal["auto", "ddp", "shard_base", "fsdp"] = Field(
         "ddp",
         description="`ddp`: every process holds the whole model. `shard_base`: each holds a part of the frozen base under "
-        "adapters, and borrows the rest layer by layer. `fsdp`: the same for full fine-tuning (FSDP2). `auto`: `ddp` if it "
-        "fits the memory plan; the first start decides.",
+        "adapters. `fsdp`: each holds a part of all weights (FSDP2). `auto`: `ddp` if it fits the memory plan.",
     )
     fsdp_size: int | None = Field(
         None,
