@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from kubetune.plan.model_shapes import shapes_of
 
 CHATML = """\
 {%- for message in messages %}
@@ -66,12 +70,18 @@ def pretend_weights(folder: Path) -> Path:
     if not (folder / "config.json").exists():
         facts = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1000}
         (folder / "config.json").write_text(json.dumps(facts))
-    names = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"]
+    # What config.json asks for, if that says it all.
+    shapes = shapes_of(json.loads((folder / "config.json").read_text()))
+    if not shapes:
+        shapes = {f"model.layers.0.self_attn.{name}_proj.weight": (8, 8) for name in "qkvo"}
     header = {}
-    for number, name in enumerate(names):
-        place = [256 * number, 256 * (number + 1)]
-        header[name] = {"dtype": "F32", "shape": [8, 8], "data_offsets": place}
+    end = 0
+    for name, shape in shapes.items():
+        begin = end
+        end += 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    content = len(text).to_bytes(8, "little") + text + bytes(256 * len(names))
-    (folder / "model.safetensors").write_bytes(content)
+    file = folder / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(file, 8 + len(text) + end)
     return folder

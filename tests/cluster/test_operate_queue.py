@@ -80,7 +80,7 @@ def test_without_a_workload_nothing_is_said_to_be_stopped(desk: Desk) -> None:
     desk.cluster.refuse("Workload", "not yet")
     desk.submit_script(SCRIPT, kubernetes__queue="gpu", compute__nodes=1)
     desk.cluster.wait_ready("fit", pods=1)
-    assert "Kueue has no Workload of Job fit (yet)" in desk.quick("stop", "fit", code=3).stderr
+    assert "Kueue has no Workload for Job fit yet" in desk.quick("stop", "fit", code=3).stderr
     assert not desk.cluster.get("Job", "fit")["spec"].get("suspend")
     assert len(desk.cluster.find("Pod", TRAINERS)) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -225,9 +226,12 @@ def norm_in_fp64(*gradients: Tensor) -> float:
     )
 
 
-def holding(kind: type[FlatAdamW], gradient: Tensor) -> FlatAdamW:
+def holding(kind: type[FlatAdamW], gradient: Tensor, ranks: int = 1) -> FlatAdamW:
     optimizer = object.__new__(kind)
     optimizer.gradient, optimizer.collected = gradient, {}
+    if isinstance(optimizer, ShardedAdamW):
+        mesh = SimpleNamespace(ndim=1, size=lambda dim: ranks)
+        optimizer._slices = [(SimpleNamespace(device_mesh=mesh), gradient)]
     return optimizer
 
 
@@ -265,7 +269,8 @@ def test_a_norm_of_what_is_not_finite_is_not_finite(value: float) -> None:
 def norms(world: World) -> tuple[list[float], list[int]]:
     kinds = (FlatAdamW, ShardedAdamW)
     norms_seen = [
-        holding(kind, drawn(3_000_000, world.rank)).reduce_gradient(world) for kind in kinds
+        holding(kind, drawn(3_000_000, world.rank), world.size).reduce_gradient(world)
+        for kind in kinds
     ]
     words, optimizer = trained_words(occurring=True)
     before = words.weight.detach().clone()

@@ -381,11 +381,11 @@ def checked(check: Check) -> Iterator[None]:
     """Compare when the block that loads the base has ended. Raise ConfigError as `require_same` does."""
     try:
         yield
-    except errors.KubetuneError:
-        raise
-    except Exception:
+    except Exception as error:
         # Weights of another base may not even have the same shapes: then the difference is the better message.
-        check.require_same()
+        is_of_shapes = isinstance(error.__cause__, RuntimeError)
+        if is_of_shapes or not isinstance(error, errors.KubetuneError):
+            check.require_same()
         raise
     check.require_same()
 

@@ -238,13 +238,12 @@ def _pod(spec: RunSpec, samplers: SamplersConfig) -> Manifest:
 def _environment(spec: RunSpec) -> list[Manifest]:
     """Return the variables of a server."""
     variables = {entry["name"]: entry for entry in environment(spec)}
-    ours = [
-        value("VLLM_CACHE_ROOT", f"{CACHE}/vllm"),
-        value("VLLM_NO_USAGE_STATS", "1"),
-    ]
+    ours = []
     if spec.config.task == "grpo":
         ours.append(value("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True"))
-    elif spec.config.distill.support == "student_k":
+    ours.append(value("VLLM_CACHE_ROOT", f"{CACHE}/vllm"))
+    ours.append(value("VLLM_NO_USAGE_STATS", "1"))
+    if spec.config.task == "distill" and spec.config.distill.support == "student_k":
         # Only this runner scores tokens that are asked for.
         ours.append(value("VLLM_USE_V2_MODEL_RUNNER", "1"))
     # A teacher is fetched by its own server.
