@@ -235,7 +235,7 @@ def test_slices_ask_as_copies_do(
         pytest.param("null", "answered", marks=slow),
     ],
 )
-@pytest.mark.parametrize("support", ["student_k", "teacher_k"])
+@pytest.mark.parametrize("support", ["student_k", pytest.param("teacher_k", marks=slow)])
 def test_a_teacher_that_does_wrong_ends_the_run_by_name(
     inputs: Path,
     servers: list[FakeServer],
@@ -265,7 +265,7 @@ def test_a_teacher_that_does_wrong_ends_the_run_by_name(
 
 @pytest.mark.parametrize(
     ("support", "ranks"),
-    [("student_k", 2), pytest.param("teacher_k", 1, marks=slow)],
+    [pytest.param("student_k", 2, marks=slow), ("teacher_k", 1)],
 )
 def test_a_stop_while_a_teacher_hangs_saves_and_goes_on(
     inputs: Path, servers: list[FakeServer], tmp_path: Path, support: str, ranks: int
