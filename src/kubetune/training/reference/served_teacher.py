@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kubetune import errors
 from kubetune.batching.whole_rows import WholeRow, whole_rows
 from kubetune.rundir import heartbeat
 from kubetune.training.reference import teacher_wire
-from kubetune.training.rollouts.servers.calls import Calls, times
+from kubetune.training.rollouts.servers.calls import Calls
 from kubetune.training.rollouts.servers.vllm_client import Server
 
 if TYPE_CHECKING:
@@ -120,13 +119,8 @@ class Scores(Calls[Question, "NDArray[Any]"]):
             server, teacher.model, item.row, item.ids, teacher.number, teacher.width, deadline
         )
 
-    def _fault(
-        self, item: Question, server: Server, attempts: int, reason: str
-    ) -> errors.EnvironmentFault:
-        return errors.EnvironmentFault(
-            f"teacher: rank {self._teacher.rank}: server {server.url} did not answer for row {item.row.sample} within "
-            f"{self._teacher.seconds:g} s, asked {times(attempts)}: it {reason}. Start again when the server is well"
-        )
+    def _missing(self, item: Question, server: Server) -> str:
+        return f"teacher: rank {self._teacher.rank}: server {server.url} did not answer for row {item.row.sample}"
 
 
 def collected(

@@ -13,7 +13,7 @@ from kubetune.batching.whole_rows import WholeRow
 from kubetune.scoring.rewards.named_models import other_tokens
 from kubetune.training.reference import teacher_wire
 from kubetune.training.reference.served_teacher import asked, collected
-from kubetune.training.rollouts.servers.calls import Calls, times
+from kubetune.training.rollouts.servers.calls import Calls
 from kubetune.training.rollouts.servers.vllm_client import Refused, Server, Unknown
 
 if TYPE_CHECKING:
@@ -148,13 +148,8 @@ class Meetings(Calls[Place, Met]):
             needed += ", --enable-scale-out and vLLM 0.32, or take `support: teacher_k`"
         return needed
 
-    def _fault(
-        self, item: Place, server: Server, attempts: int, reason: str
-    ) -> errors.EnvironmentFault:
-        return errors.EnvironmentFault(
-            f"{KEY}: server {server.url} did not answer within {self._settings.timeout_seconds:g} s, asked "
-            f"{times(attempts)}: it {reason}. Start again when the server is well"
-        )
+    def _missing(self, item: Place, server: Server) -> str:
+        return f"{KEY}: server {server.url} did not answer"
 
 
 def vocabulary_text(tokenizer: Tokenizer) -> str:

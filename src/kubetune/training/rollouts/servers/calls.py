@@ -59,10 +59,20 @@ class Calls(ABC, Generic[Item, Answer]):
         """Return what a server answers. Raise ServerTrouble or TimeoutError if it does not."""
 
     @abstractmethod
+    def _missing(self, item: Item, server: Server) -> str:
+        """Return in words that a server did not answer to an item: the beginning of an error."""
+
+    # What to do about a server that did not answer.
+    _ADVICE = "Start again when the server is well"
+
     def _fault(
         self, item: Item, server: Server, attempts: int, reason: str
     ) -> errors.EnvironmentFault:
         """Return the error for an item without an answer. `reason`: what the server did last."""
+        times = "once" if attempts == 1 else f"{attempts} times"
+        return errors.EnvironmentFault(
+            f"{self._missing(item, server)} within {self._seconds:g} s, asked {times}: it {reason}. {self._ADVICE}"
+        )
 
     def _remedied(self, server: Server, deadline: float) -> str:
         """Do what can be done about a server that knows nothing of the item; return what to add to a message."""
@@ -162,8 +172,3 @@ class Calls(ABC, Generic[Item, Answer]):
         if server.url not in self._complained:
             self._complained.add(server.url)
             logs.DATA.warning("server %s is asked again, as it %s", server.url, reason)
-
-
-def times(attempts: int) -> str:
-    """Return how often something was asked, in words."""
-    return "once" if attempts == 1 else f"{attempts} times"

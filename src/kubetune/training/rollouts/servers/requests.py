@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kubetune import errors
 from kubetune.training.rollouts.sampler import DrawnTokens
-from kubetune.training.rollouts.servers.calls import Calls, times
+from kubetune.training.rollouts.servers.calls import Calls
 from kubetune.training.rollouts.servers.completions import answers_in, request_for, seed_of
 from kubetune.training.rollouts.servers.vllm_client import Server, ServerTrouble
 
@@ -57,11 +56,10 @@ class Requests(Calls["Slot", list[DrawnTokens]]):
             return f", and does not load it again: {error}"
         return ""
 
-    def _fault(
-        self, item: Slot, server: Server, attempts: int, reason: str
-    ) -> errors.EnvironmentFault:
-        return errors.EnvironmentFault(
+    _ADVICE = "Start again when the server is well: answers that came are kept"
+
+    def _missing(self, item: Slot, server: Server) -> str:
+        return (
             f"generation: rank {self._asking.rank}: server {server.url} did not answer prompt {item.number} (row "
-            f"{item.row}) of step {self._step} within {self._asking.seconds:g} s, asked {times(attempts)}: it {reason}. "
-            "Start again when the server is well: answers that came are kept"
+            f"{item.row}) of step {self._step}"
         )
