@@ -234,11 +234,8 @@ def _explained_adapter(folder: Path) -> Iterator[None]:
     try:
         yield
     except (*_OF_ODD_FILES, RuntimeError, ValueError) as error:
-        if isinstance(error, RuntimeError) and not _is_of_files(error):
-            raise
-        words = " ".join(str(error).split())[:300]
         raise errors.ModelError(
-            f"adapter {folder}: PEFT cannot put it on this model ({type(error).__name__}: {words}); choose another "
+            f"adapter {folder}: PEFT cannot put it on this model ({_fault_of_files(error)}); choose another "
             "checkpoint, or --model with the base that it was trained on. Nothing was loaded."
         ) from error
 
@@ -462,23 +459,23 @@ def explain(model: ModelConfig) -> Iterator[None]:
 
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
     except (*_OF_ODD_FILES, RuntimeError, strict) as error:
-        if isinstance(error, RuntimeError) and not _is_of_files(error):
-            raise
-        words = " ".join(str(error).split())[:300]
         raise errors.ModelError(
             f"model {model.path}: transformers cannot make a model of its config.json and weights "
-            f"({type(error).__name__}: {words}); fetch it again, or fix config.json"
+            f"({_fault_of_files(error)}); fetch it again, or fix config.json"
         ) from error
 
 
-def _is_of_files(error: RuntimeError) -> bool:
-    """True if an error may come of what is in a file.
+def _fault_of_files(error: Exception) -> str:
+    """Return what a library says of what is in a file, in short. Raise the error itself if it says something else.
 
     A lack of memory, a lost rank and a broken device are no fault of the files. They have classes of their own, or
     words.
     """
-    is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
-    return is_odd and re.search(r"alloc|memory|CUDA", str(error)[:2000]) is None
+    if isinstance(error, RuntimeError):
+        is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
+        if not is_odd or re.search(r"alloc|memory|CUDA", str(error)[:2000]):
+            raise error
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def check_rows(
