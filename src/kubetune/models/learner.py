@@ -79,9 +79,8 @@ class Learner:
     grpo: GrpoConfig | None = None  # how answers are drawn, and learnt from by their rewards
     distill: DistillConfig | None = None  # how a teacher is learnt from
     teacher: Learner | None = None  # the frozen model whose probabilities are learnt
-    compared_tokens: int | None = (
-        None  # those of the vocabulary that are compared with it; None: all
-    )
+    # Tokens of the vocabulary that are compared with it; None: all.
+    compared_tokens: int | None = None
     served_teacher: ServedTeacher | None = None  # the same on servers
     # Computes the final hidden states [tokens, hidden] of a packed batch.
     hidden: Callable[[Learner, Batch], Tensor] = _hidden

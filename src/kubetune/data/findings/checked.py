@@ -10,6 +10,7 @@ from kubetune.data.findings.references import References, unanswered, without_an
 from kubetune.data.findings.sentences import find
 from kubetune.data.findings.teacher_texts import of_distillation
 from kubetune.data.prepared.prepare import Prepared, prepare
+from kubetune.data.prepared.rows import Rows
 from kubetune.errors import DataError
 
 
@@ -36,10 +37,14 @@ def missing_references(config: Config, prepared: Prepared) -> Iterator[Finding]:
         references.add_rows(prepared.eval)
         yield from references.findings()
     if prepared.eval is not None and config.record_kind == "prompt":
-        # Without a right answer the only label is the token that ends one.
-        number = int((prepared.eval.trained_counts <= 1).sum())
         best_metric = config.training.metric_for_best_model
-        yield from without_answers(len(prepared.eval), number, config.evaluation, best_metric)
+        yield from without_answers(
+            len(prepared.eval), _without_answer(prepared.eval), config.evaluation, best_metric
+        )
     yield from unanswered(config.data.train, config.rewards, config.training.seed)
-    number = int((prepared.train.trained_counts <= 1).sum())
-    yield from of_distillation(config, len(prepared.train), number)
+    yield from of_distillation(config, len(prepared.train), _without_answer(prepared.train))
+
+
+def _without_answer(rows: Rows) -> int:
+    """Return how many rows have no right answer: the only label of such a row is the token that ends one."""
+    return int((rows.trained_counts <= 1).sum())

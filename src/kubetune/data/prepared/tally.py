@@ -150,9 +150,7 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> Json
     by_source = []
     for source, tally in zip(sources, tallies, strict=True):
         total.add(tally)
-        # Columns are looked at where a record is read.
-        was_read = tally.records - tally.refused - tally.unreadable
-        columns = tally.unused_columns.to_json(was_read)
+        columns = tally.unused_columns.to_json(_number_read(vars(tally)))
         by_source.append({"path": source.path, **vars(tally), "unused_columns": columns})
 
     stats = dict(vars(total))
@@ -161,6 +159,12 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> Json
     stats["lost_share"] = total.lost_share
     stats["sources"] = by_source
     return stats
+
+
+def _number_read(counts: JsonObject) -> int:
+    """Return how many records could be read: columns are looked at in these."""
+    number: int = counts["records"] - counts["refused"] - counts["unreadable"]
+    return number
 
 
 def require_rows(
@@ -174,8 +178,7 @@ def require_rows(
     # A share held out may hold none of the records that have it.
     if split == "train" or not isinstance(data.eval, float):
         for source in stats.get("sources", ()):
-            was_read = source["records"] - source["refused"] - source["unreadable"]
-            problem = nowhere(source.get("absent", {}), was_read, source["path"])
+            problem = nowhere(source.get("absent", {}), _number_read(source), source["path"])
             if problem:
                 raise DataError(f"{problem}. Nothing was written.")
     if stats["rows"] and stats["lost_share"] <= data.max_lost_share:

@@ -70,9 +70,8 @@ class Reading(NamedTuple):
     example: Example
     unused: tuple[str, ...]  # keys that hold something and decide nothing
     taken: str = ""  # what keys were taken as whose names alone do not say it
-    absent: tuple[
-        str, ...
-    ] = ()  # columns that `data.train.columns` names, and that the record can do without
+    # columns that `data.train.columns` names, and that the record can do without
+    absent: tuple[str, ...] = ()
 
 
 def read(
