@@ -192,23 +192,27 @@ def bytes_of_tensors() -> int:
     return sum(storages.values())
 
 
-def memory_of_reading(world: World, config: Config) -> tuple[int, int, int]:
-    """Return the most bytes that a rank held while it read a model, those that it keeps, and all that are cut."""
-    most = 0
+def watched_bytes() -> list[int]:
+    """Return the bytes that tensors hold now, and from now on before each layer is given back: the list grows."""
+    seen = [bytes_of_tensors()]
     give_back = base_shards.Unit.give_back
 
     def measuring(unit: base_shards.Unit) -> None:
-        nonlocal most
-        most = max(most, bytes_of_tensors())
+        seen.append(bytes_of_tensors())
         give_back(unit)
 
     base_shards.Unit.give_back = measuring  # type: ignore[method-assign, assignment]
-    before = bytes_of_tensors()
+    return seen
+
+
+def memory_of_reading(world: World, config: Config) -> tuple[int, int, int]:
+    """Return the most bytes that a rank held while it read a model, those that it keeps, and all that are cut."""
+    seen = watched_bytes()
     model = fsdp.load(AutoModelForCausalLM, ModelSpec.of(config), config.training, world)
     shards = base_shards.of(model)
     assert shards is not None
     assert sum(unit.part.nbytes for unit in shards.units) == shards.held_bytes
-    return most - before, shards.held_bytes, shards.nbytes
+    return max(seen) - seen[0], shards.held_bytes, shards.nbytes
 
 
 @pytest.mark.parametrize(
@@ -283,22 +287,13 @@ def test_every_task_has_the_same_bits(inputs: Path, tmp_path: Path, task: str) -
 
 def memory_of_a_teacher(world: World, config: Config) -> tuple[int, int, int]:
     """Return what `memory_of_reading` does, of a teacher that is an adapter on a base."""
-    most = 0
-    give_back = base_shards.Unit.give_back
-
-    def measuring(unit: base_shards.Unit) -> None:
-        nonlocal most
-        most = max(most, bytes_of_tensors())
-        give_back(unit)
-
-    base_shards.Unit.give_back = measuring  # type: ignore[method-assign, assignment]
     source = source_of(NamedModel.of_distillation(config.distill), local_files_only=True)
-    before = bytes_of_tensors()
+    seen = watched_bytes()
     with base_shards.Reader(world, ()).reading():
         teacher = load_teacher(source, load_tokenizer(config.model), world.device, 8)
     shards = base_shards.of(teacher.lm)
     assert shards is not None
-    return most - before, shards.held_bytes, shards.nbytes
+    return max(seen) - seen[0], shards.held_bytes, shards.nbytes
 
 
 @slow
