@@ -523,6 +523,15 @@ def test_every_verb_says_the_same(
         ).require("init", sentence)
 
 
+def test_an_empty_file_of_weights_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(CASES["empty weights"], tmp_path)
+    said = verb(capsys, "plan", "run.yaml")
+    assert said.text.count("model.safetensors") == 1
+
+
 def test_a_right_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

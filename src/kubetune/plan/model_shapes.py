@@ -140,7 +140,10 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
 def incomplete(file: Path) -> str:
     """Return what is missing of a safetensors file, as a clause; empty if it is whole, or only loading can tell."""
     with open_inside(file) as stream:
-        if stream.read(len(_POINTER)) == _POINTER:
+        first = stream.read(len(_POINTER))
+        if not first:
+            return "has 0 bytes"
+        if first == _POINTER:
             return "is a pointer of Git LFS in place of the file (`git lfs pull` fetches it)"
     try:
         entries, begin = _entries(file)

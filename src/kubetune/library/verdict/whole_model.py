@@ -35,7 +35,7 @@ def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool
     for file in sorted(folder.glob("*.safetensors")):
         problem = incomplete(file)
         if problem:
-            raise ModelError(f"model {path}: {file.name} {problem}; fetch it again")
+            raise ModelError(f"model {path}: {file.name} {problem}; download it again")
     facts = read_config(path, environ)
     if has_code:
         return
