@@ -123,6 +123,8 @@ def test_the_form_says_why_the_server_refuses(server: Server, tab: Page) -> None
         tab,
         "document.querySelector('#problems').textContent.startsWith('Open the address that kubetune ui')",
     )
+    # The other tests go on in this tab.
+    server.enter(tab)
 
 
 def test_files_at_hand_are_searched_and_looked_at_while_one_chooses(
