@@ -116,7 +116,7 @@ def examples_page(folder: Path) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence of a file's first comment; `kubetune train FILE` behind it is left out."""
+    """Return the first sentence of a file's first comment; `kubetune train FILE` after it is left out."""
     words = []
     for line in text.splitlines():
         if not line.startswith("#"):

@@ -128,7 +128,7 @@ def write(pictures: list[Picture], path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="the GIF to write")
-    parser.add_argument("command", nargs="+", help="what to run, behind --")
+    parser.add_argument("command", nargs="+", help="what to run, after --")
     arguments = parser.parse_args()
     write(record(arguments.command), arguments.file)
     print(f"{arguments.file}: {arguments.file.stat().st_size / 1024:.0f} KiB")

@@ -45,7 +45,7 @@ class Appender(FileIO):
         with explained_writes(path):
             super().__init__(path, "ab+")
             size = os.fstat(self.fileno()).st_size
-            # A torn last line stays, and the next line begins behind a newline. To cut it off could cut off a line that
+            # A torn last line stays, and the next line begins after a newline. To cut it off could cut off a line that
             # another process is writing just now.
             self._is_torn = bool(size) and os.pread(self.fileno(), 1, size - 1) != b"\n"
 
@@ -329,7 +329,7 @@ def sample(path: Path, count: int) -> list[Line]:
 
 
 def _lines_at(file: BinaryIO, count: int) -> list[bytes]:
-    """Return whole lines: of a short file every n-th, of a long one those behind `count` places."""
+    """Return whole lines: of a short file every n-th, of a long one those after `count` places."""
     size = file.seek(0, os.SEEK_END)
     if size <= _TAIL_BYTES:
         file.seek(0)

@@ -61,7 +61,7 @@ def key_path(key: str) -> KeyPath:
     """Return the path of a dotted key: `("data", "train", 0, "weight")` for `data.train[0].weight`."""
     path: list[str | int] = []
     for part in key.split("."):
-        # A name with any number of indices behind it: `train[0]`.
+        # A name with any number of indices after it: `train[0]`.
         match = re.fullmatch(r"(.*?)((?:\[\d+\])*)", part, re.DOTALL)
         assert match is not None, "the pattern matches every text"
         name, indices = match.groups()

@@ -19,7 +19,7 @@ WORDS = frozenset("y n yes no on off true false null".split())
 # is not indented; exactly one newline at the end.
 BLOCK = re.compile(r"[!-~]([ -~]*[!-~])?(\n([ -~]*[!-~])?)*(?<!\n)\n")
 LONGEST_FLOW_LIST = 90
-# Parsers look for the colon of a key only so far. A longer key is written behind `?`.
+# Parsers look for the colon of a key only so far. A longer key is written after `?`.
 LONGEST_KEY = 120
 _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
 
@@ -47,7 +47,7 @@ def _lines(value: Any) -> Iterator[str]:
 
 
 def _after(start: str, value: Any) -> Iterator[str]:
-    """Yield the lines of a value behind its key, `start`."""
+    """Yield the lines of a value after its key, `start`."""
     if isinstance(value, str) and BLOCK.fullmatch(value):
         yield f"{start} |"
         yield from (line and f"  {line}" for line in value[:-1].split("\n"))

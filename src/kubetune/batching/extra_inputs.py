@@ -82,7 +82,7 @@ class PrefixTree:
     """How the rows of a packed batch share sequences: rows with the same prefix have one sequence for it.
 
     Example: row 0 is "S S S a" and row 1 is "S S S b c". Row 0 trains the second S and a, row 1 the second S, b and c.
-    The prefix S S S occurs once; the longest row continues right behind it:
+    The prefix S S S occurs once; the longest row continues right after it:
 
         token        0 1 2 | 3 4 | 5        sequence 0: S S S     1: b c     2: a
                      S S S | b c | a        parents     -1        0          0

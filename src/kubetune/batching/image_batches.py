@@ -179,7 +179,7 @@ def grid_positions(
 ) -> NDArray[np.int64]:
     """Return positions `[3, tokens]` in time, down and across, as Qwen-VL counts (arXiv 2409.12191).
 
-    A token of text is one further in all three. An image stays at one time, and the text behind it continues from the
+    A token of text is one further in all three. An image stays at one time, and the text after it continues from the
     image's longer side. `grids`: tokens down and across of each image, in order.
 
     Example: two tokens of text, an image of 2 × 3 tokens, one token of text:

@@ -86,7 +86,7 @@ def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
 def verb_module(verb: str) -> ModuleType:
     """Return the module of a verb: `remote.port_forward` for `port-forward`, and `prepare.import_` for `import`.
 
-    A verb that is a keyword of Python has an underscore behind its name.
+    A verb that is a keyword of Python has an underscore after its name.
     """
     folder = next(FOLDERS[group] for group, verbs in GROUPS.items() if verb in verbs)
     name = verb.replace("-", "_")

@@ -130,7 +130,7 @@ def _widths(
 
 
 def print_fact(label: str, text: str, width: int, colour: int = BOLD) -> None:
-    """Print a fact behind its label of `width` columns; on a terminal it continues below itself.
+    """Print a fact after its label of `width` columns; on a terminal it continues below itself.
 
     `colour`: of the label. Text that begins with `warning:` or `error:` has the colour of that.
     """
@@ -148,7 +148,7 @@ def print_fact(label: str, text: str, width: int, colour: int = BOLD) -> None:
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Breaks lines at spaces, within paths behind a slash, and within keys behind a dot."""
+    """Breaks lines at spaces, within paths after a slash, and within keys after a dot."""
 
     # textwrap's name of what divides a text where hyphens do not. It leaves out the empty parts.
     wordsep_simple_re = re.compile(r"(\s+)|(?<=/)(?=[^/\s])|(?<=[a-z]\.)(?=[a-z])")

@@ -237,8 +237,8 @@ def _in_strides(
     """Return the grouped product, made of products of the few sizes in `cpu.STRIDES`.
 
     Example: 40 rows, of which the expert has 20:37. The stride for 17 rows is 32, but row 20 + 32 is
-    behind the last one. So the product is made of the rows 8:40, and of it 12:29 are kept: rows of
-    other experts, before or behind, are computed and dropped.
+    after the last one. So the product is made of the rows 8:40, and of it 12:29 are kept: rows of
+    other experts, before or after, are computed and dropped.
     """
     y = x.new_empty(len(x), weight.shape[-1])
     start = 0

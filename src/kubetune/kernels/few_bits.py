@@ -2,7 +2,7 @@
 
 PEFT copies the layer's output, for fear of views, and adds the adapter's part to it in three more tensors as large.
 These are freed between tensors that autograd keeps, and leave holes in the heap, as large as all that is kept. So
-would the weight that each product makes again on a CPU. It is therefore made outside the heap, or behind the output:
+would the weight that each product makes again on a CPU. It is therefore made outside the heap, or after the output:
 
     heap    [kept] [output, kept] [weight, freed]     the next weight fits where this one was
             [kept] [weight, freed] [output, kept]     a hole that the next, larger weight does not fit into
@@ -78,7 +78,7 @@ def _times_weight(
     bias: Tensor | None,
     width: int,
 ) -> Tensor:
-    # Made before the weight: behind it, it would keep the freed weight's memory from being used again.
+    # Made before the weight: after it, it would keep the freed weight's memory from being used again.
     y = rows.new_empty(len(rows), width)
     weight = bits.weight(rows.dtype).t()
     if bias is None:

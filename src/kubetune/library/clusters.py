@@ -102,7 +102,7 @@ def check_data(
     from kubetune.data.inspect.shapes import check_shapes
 
     for source in sources:
-        # A path may have a number of records behind a #.
+        # A path may have a number of records after a #.
         if source.path.partition("#")[0] not in files:
             continue
         shapes = check_shapes(source)

@@ -99,7 +99,7 @@ def _packing_in_positions(find: patches.Find, position_ids: Tensor) -> Any:
 def longest_path(cu_seqlens: tuple[int, ...], parents: tuple[int, ...]) -> tuple[int, int]:
     """Return where the longest sequence of a packed batch starts and stops, with its shared beginnings.
 
-    A PrefixTree puts it right behind them. Of "s s a" and "s s b b", with s s shared:
+    A PrefixTree puts it right after them. Of "s s a" and "s s b b", with s s shared:
 
         place      0 1 2 3 4
         token      s s b b a        longest: 0 to 4
@@ -119,7 +119,7 @@ class MaskRule:
     """Passed to layers in place of a mask tensor. A model that computes with its mask itself fails loudly."""
 
     def __init__(self, window: int, unknown: str = "") -> None:
-        # How many keys a query sees: itself and those before it, of an encoder as many behind it too; 0: all.
+        # How many keys a query sees: itself and those before it, of an encoder as many after it too; 0: all.
         self.window = window
         # Why the rule cannot be run. It is raised only when a layer uses it: some models make masks that no layer uses.
         self.unknown = unknown

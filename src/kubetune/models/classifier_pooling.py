@@ -114,7 +114,7 @@ def read_at_end(model: nn.Module, end_id: int) -> None:
 
 
 def heads(lm: Any) -> list[str]:
-    """Return the names of the modules behind the backbone. They are new when a pretrained model learns to classify."""
+    """Return the names of the modules after the backbone. They are new when a pretrained model learns to classify."""
     names = []
     for name, child in lm.named_children():
         has_parameters = next(child.parameters(), None) is not None
@@ -183,7 +183,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _first_position(lm: Any) -> int:
-    """Return the position of the first token: RoBERTa and its kin count from behind the padding's."""
+    """Return the position of the first token: RoBERTa and its kin count from after the padding's."""
     embeddings: Any = getattr(backbone(lm), "embeddings", None)
     if hasattr(embeddings, "create_position_ids_from_input_ids"):
         return int(embeddings.padding_idx) + 1
@@ -228,7 +228,7 @@ def self_check(model: nn.Module) -> float:
     #     lone      [1, tokens, hidden], of which the head has to look at one token only; or [1, hidden]
     lm = unwrap(model)
     if not heads(lm):
-        raise CannotRunPaddingFree("nothing stands behind its backbone")
+        raise CannotRunPaddingFree("nothing stands after its backbone")
     head_inputs: list[Tensor] = []
     hook = lm.get_submodule(heads(lm)[0]).register_forward_pre_hook(
         lambda _, args: head_inputs.append(args[0]), prepend=True

@@ -278,9 +278,9 @@ def _rotates_alike(stock: Callable[..., Any], apply: Callable[..., Any]) -> bool
 
 
 def _skip_unlabelled_rows(model: nn.Module) -> int:
-    """Leave out, behind the last attention, the rows that predict no label. Return how many forwards were swapped.
+    """Leave out, after the last attention, the rows that predict no label. Return how many forwards were swapped.
 
-    Nothing behind it mixes rows, so this is exact by construction. Example with 5 tokens, 2 of which predict a label:
+    Nothing after it mixes rows, so this is exact by construction. Example with 5 tokens, 2 of which predict a label:
 
         last attention     0 1 2 3 4      all tokens: others look at their keys and values
         its output, MLP    . . 2 . 4      zeros elsewhere, which nobody reads

@@ -584,7 +584,7 @@ def check_positions(
         family     max_position_embeddings    rows of the table    positions for tokens
         GPT-2      1,024                      1,024                1,024
         OPT        2,048                      2,050                2,048
-        RoBERTa    514                        514                  512: they begin behind the padding, at 2
+        RoBERTa    514                        514                  512: they begin after the padding, at 2
     """
     stated = _stated_positions(lm.config)
     token_table = lm.get_input_embeddings()

@@ -367,7 +367,7 @@ def _initializing_sharded(new_head: str) -> Callable[..., Any]:
 
 
 def setting_weights(note: Callable[[Any, str], None]) -> Replaced:
-    """Return the context in which `note(model, name)` is called behind each weight that `from_pretrained` sets."""
+    """Return the context in which `note(model, name)` is called after each weight that `from_pretrained` sets."""
     original = original_of(SET_WEIGHT)
 
     def set_weight(model: Any, target_name: str, *args: Any, **kwargs: Any) -> None:

@@ -232,7 +232,7 @@ def with_cu_seqlens(stock: Forward, *args: Any, **kwargs: Any) -> Any:
 def by_rows(stock: Forward, *args: Any, **kwargs: Any) -> Any:
     """Run `stock` on padded batches with the sequences of the packed batch as rows; without a packed batch, as it is.
 
-    Padding is behind the tokens, so that what only looks back never sees it. The sequences a a a | b | c c:
+    Padding is after the tokens, so that what only looks back never sees it. The sequences a a a | b | c c:
 
         packed batch     a a a b c c
         padded batch     a a a

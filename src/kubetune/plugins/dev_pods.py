@@ -1,6 +1,6 @@
 """Working in pods by hand: pods that idle, this folder's code copied into them, training started and stopped there.
 
-They are a StatefulSet, which needs nothing installed and never ends, under the run's name with `-dev` behind it.
+They are a StatefulSet, which needs nothing installed and never ends, under the run's name with `-dev` after it.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _progress(run: RunRecord) -> list[Card]:
 
 
 def _best_metric(run: RunRecord) -> list[Card]:
-    """Return the best value of the metric that chooses the best checkpoint, behind what it was before training."""
+    """Return the best value of the metric that chooses the best checkpoint, after what it was before training."""
     best = best_evaluation(run)
     if best is None:
         return []

@@ -268,7 +268,7 @@ def _went_wrong(report: Mapping[str, Any]) -> list[Incident]:
     for key, in_words in (("loss_runaway", runaway_line), ("nothing_learnt", nothing_learnt_line)):
         facts = report.get(key)
         if isinstance(facts, dict):
-            # "the loss ran away: 9.3 over the last 50 steps, …" is a title, and what is behind the colon.
+            # "the loss ran away: 9.3 over the last 50 steps, …" is a title, and what is after the colon.
             title, _, detail = in_words(facts).partition(": ")
             time = report.get("finished", "")
             incidents.append(Incident(time, title, detail, report.get("steps"), True))

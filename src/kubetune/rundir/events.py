@@ -136,7 +136,7 @@ def size(run_dir: Path) -> int:
 def follow(
     run_dir: Path, offset: int, ended: threading.Event, seconds: float = 0.5
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield the events behind `offset` as they come, and None after each look at the file.
+    """Yield the events after `offset` as they come, and None after each look at the file.
 
     After `ended` is set, there is one last look.
     """

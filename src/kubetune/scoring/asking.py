@@ -146,7 +146,7 @@ def _ask(
 def _replies(
     judge: Judge, lm: Any, group: Sequence[Question], settings: Mapping[str, Any]
 ) -> list[list[Reply]]:
-    """Return the greedy answer to each question of a group, and behind it those that are drawn."""
+    """Return the greedy answer to each question of a group, and after it those that are drawn."""
     prompts = [question.ids for question in group]
     images = [question.images for question in group]
     replies: list[list[Reply]] = [[] for _ in group]

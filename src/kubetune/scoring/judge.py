@@ -72,7 +72,7 @@ class Judge:
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return metrics of the answers by row, and a line for each row: `row`, `answer`, `scores`, `samples`.
 
-        The first answer of a row is the greedy one; those that were drawn are behind it. `rewards`: of the greedy
+        The first answer of a row is the greedy one; those that were drawn are after it. `rewards`: of the greedy
         answers, if rewards judged them.
         """
         lines: list[dict[str, Any]] = []

@@ -194,7 +194,7 @@ def measures_of(
 
 
 def _behind_thoughts(measure: Measure) -> Measure:
-    """Return a measure that compares what is behind the thoughts of both texts."""
+    """Return a measure that compares what is after the thoughts of both texts."""
     return lambda answer, reference: measure(without_thoughts(answer), without_thoughts(reference))
 
 

@@ -130,7 +130,7 @@ def _watch(
 ) -> None:
     """Say what the first rank of this node does whenever its log is silent, until a step is made or the block ends.
 
-    In a pipe, which has no bar, evaluations behind the first step have their signs too.
+    In a pipe, which has no bar, evaluations after the first step have their signs too.
 
     `logged`, `measured`: the bytes of its log and of the run's metrics at the beginning.
     """
@@ -180,7 +180,7 @@ def _phase(run_dir: Path, place: Place, began: float) -> str:
 
 
 def _doing(log: Path, before: int, phase: str) -> str:
-    """Return what the rank does: its phase, or the last step that it has logged behind `before`, a number of bytes."""
+    """Return what the rank does: its phase, or the last step that it has logged after `before`, a number of bytes."""
     if phase:
         return _BEFORE_THE_BAR.get(phase) or _IN_A_STEP.get(phase, "in a step")
     doing = "starting"

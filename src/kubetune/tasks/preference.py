@@ -1,7 +1,7 @@
 """Preference tuning of a language model: which of two answers is better, or how good each one is.
 
 The losses are in preference_losses.py. The reference is the model before training. Its log-probability of every answer
-is computed once, before the first step, by training/reference. A row is two sequences, one behind the other:
+is computed once, before the first step, by training/reference. A row is two sequences, one after the other:
 
     pairs             prompt + chosen answer    prompt + rejected answer
     judged answers    prompt + answer           prompt + another row's answer, for KTO's estimate of the gain of any answer

@@ -108,7 +108,7 @@ def _with_image(
     picture: Picture | Upright | None,
     processor: ImageProcessor,
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Return ids with the image's placeholders behind the third token, all of them trained."""
+    """Return ids with the image's placeholders after the third token, all of them trained."""
     token = processor.placeholder.token
     # A word that happens to be the placeholder would ask for an image.
     ids = np.where(ids == token, token - 1, ids).astype(np.uint32)

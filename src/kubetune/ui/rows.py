@@ -282,7 +282,7 @@ def _repeated(indexes: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> NDArra
     in_order.sort()
     parts = [np.empty(0, np.uint64)]
     for begin in range(0, len(in_order), _FILTER_BATCH):
-        # One more than the batch, so that each is compared with the one behind it.
+        # One more than the batch, so that each is compared with the one after it.
         batch = in_order[begin : begin + _FILTER_BATCH + 1]
         parts.append(np.unique(batch[1:][batch[1:] == batch[:-1]]))
     del in_order

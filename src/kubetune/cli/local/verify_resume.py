@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _show(verdict: Verdict) -> None:
-    """Print the verdict, wrapped to the width of the terminal behind its labels."""
+    """Print the verdict, wrapped to the width of the terminal after its labels."""
     print()
     width = shutil.get_terminal_size().columns
     for label, text in describe(verdict):

@@ -129,7 +129,7 @@ def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answ
     error: DataError | None = None
     if not report.ok and not is_seen:
         error = DataError(report.errors)
-        # Bad records are counted behind their lines.
+        # Bad records are counted after their lines.
         if report.problems.total:
             of_run = [finding.line for finding in report.findings if finding.id == OF_RUN]
             error = DataError([*of_run, *report.problems.error().problems])

@@ -123,7 +123,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def _unquoted(value: str) -> str:
-    """Return a value without its quotes, or without the comment behind it."""
+    """Return a value without its quotes, or without the comment after it."""
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
     if is_quoted:
         return value[1:-1]

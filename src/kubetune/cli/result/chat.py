@@ -308,7 +308,7 @@ class Columns:
         # Drawn when a word comes, and not by the clock.
         self._names = names
         self._texts = [""] * len(names)
-        # The terminal writes ^C behind a full line, and what is drawn again would not cover that.
+        # The terminal writes ^C after a full line, and what is drawn again would not cover that.
         self._width = console.width - 3
         self.live = Live(
             self._table(), console=console, auto_refresh=False, vertical_overflow="visible"

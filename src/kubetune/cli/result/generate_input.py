@@ -51,7 +51,7 @@ def _typed_lines(args: argparse.Namespace) -> list[tuple[str, str]]:
         lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not lines:
         raise errors.ConfigError(
-            "no prompt was given, and standard input is empty; type one behind RUN_DIR, or name a file with --file"
+            "no prompt was given, and standard input is empty; type one after RUN_DIR, or name a file with --file"
         )
     return [(f"{name}:{number}", line) for number, line in enumerate(lines, 1)]
 

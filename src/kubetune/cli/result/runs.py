@@ -140,7 +140,7 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
 
 
 def _width(rows: Sequence[Mapping[str, str]], name: str) -> int:
-    """Return the characters that a column takes with the gap behind it."""
+    """Return the characters that a column takes with the gap after it."""
     longest = max(len(cells[name]) for cells in rows)
     longest = min(longest, _WIDEST.get(name, longest))
     return max(longest, len(name)) + len(GAP)
@@ -155,7 +155,7 @@ def _curve(run_dir: Path) -> str:
 
 def _coloured(line: str) -> str:
     """Return a line of the table with its state in colour."""
-    # The state is the second column: behind a gap, and before another or the end.
+    # The state is the second column: after a gap, and before another or the end.
     return re.sub(
         rf"(?<={GAP})({'|'.join(_COLOURS)})(?={GAP}|$)",
         lambda match: coloured(match[1], _COLOURS[match[1]]),

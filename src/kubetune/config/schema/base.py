@@ -27,7 +27,7 @@ class Section(BaseModel):
 
 
 def _as_tuple(value: Any) -> Any:
-    """Turn a list into a tuple. YAML has only lists, and pydantic's strict mode does not convert behind a validator."""
+    """Turn a list into a tuple. YAML has only lists, and pydantic's strict mode does not convert after a validator."""
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -160,7 +160,7 @@ class DistillConfig(Section):
         if self.lmbda < 1 and (self.teacher == ITSELF or self.teacher_prompt is not None):
             raise ValueError(
                 f"lmbda is {self.lmbda:g}; expected 1 with `teacher: self` and with teacher_prompt, since only drawn "
-                "answers are shown to a teacher behind another prompt"
+                "answers are shown to a teacher under another prompt"
             )
         if self.lmbda == 0:
             for key in _OF_DRAWING:

@@ -262,7 +262,7 @@ def _problems_of_setting(key: str, value: Any) -> list[str]:
             return [f"settings.{key}: found {value!r}, which is no regular expression: {error}"]
     # No text can be split by an empty one, and lengths are divided by max_len.
     if key == "reasoning_delimiters" and isinstance(value, tuple) and "" in value:
-        return [f"settings.{key}: found an empty text; expected what stands behind the reasoning"]
+        return [f"settings.{key}: found an empty text; expected what stands after the reasoning"]
     if key == "max_len" and isinstance(value, float) and value <= 0:
         return [f"settings.{key}: found {value:g}; expected a number of tokens, more than 0"]
     return []

@@ -276,7 +276,7 @@ _CHANGED: Final = (
      "learns a beginning that it is never asked for",
      "Set model.chat_template to one that begins both alike"),
     ("text_moved",
-     "with a text before a call, which the chat template writes behind the call's result: it is trained there",
+     "with a text before a call, which the chat template writes after the call's result: it is trained there",
      "Choose a template that writes it where it was said (model.chat_template), or leave such texts out"),
     ("rewrites_answer",
      "with an answer that the chat template changes: the changed answer is trained",
@@ -291,10 +291,10 @@ _CHANGED: Final = (
      "prompt the second is trained",
      "Take it out of the texts, or set data.add_special_tokens: false"),
     ("first_not_trained",
-     "with an empty prompt, behind no BOS: nothing predicts the first token of such an answer, so it is not trained",
+     "with an empty prompt, after no BOS: nothing predicts the first token of such an answer, so it is not trained",
      "Write a prompt, or `text` in place of both"),
     ("open_answers",
-     "with an answer whose end is not trained: the chat template writes nothing behind answers that ends one, so the model "
+     "with an answer whose end is not trained: the chat template writes nothing after answers that ends one, so the model "
      "would not learn to stop there",
      "Name the tokens that end an answer in generation_config.json (`eos_token_id`), such as that of the next question, "
      "or set model.chat_template to one that ends turns"),

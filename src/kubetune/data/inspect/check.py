@@ -221,7 +221,7 @@ def _show(
 class _Sequence:
     """One sequence of a row; a pair of answers has two."""
 
-    # chosen, rejected, good or bad; right or none behind a prompt; empty for a row that is no such answer
+    # chosen, rejected, good or bad; right or none after a prompt; empty for a row that is no such answer
     answer: str
     ids: list[int]
     trained: bytes  # a 1 for each id that is trained, else a 0

@@ -47,7 +47,7 @@ Tokens = NDArray[np.uint32]
 
 
 class Segment(NamedTuple):
-    """Tokens `[start, end)` that all of `rows` have, behind those of the segment `parent`."""
+    """Tokens `[start, end)` that all of `rows` have, after those of the segment `parent`."""
 
     # index of a segment, -1 for tokens that rows begin with
     parent: int
@@ -83,7 +83,7 @@ def _common(first: Tokens, second: Tokens) -> int:
 
 
 def prefix_tree(sequences: Sequence[Tokens]) -> list[Segment]:
-    """Return the segments of the sequences: each parent before its children, all that goes on from one right behind it.
+    """Return the segments of the sequences: each parent before its children, all that goes on from one right after it.
 
     The longest sequence of each subtree comes first, so that it lies in the order of its tokens. Every sequence ends in
     a segment of its own.
@@ -226,7 +226,7 @@ def _computed_tokens(sequences: Sequence[Tokens]) -> int:
 
 
 def _rows_that_share(sequences: Sequence[Tokens], lengths: Ids) -> _SortedRows:
-    """Return the rows that share a prefix with the row before or behind them, of the first sequences of all rows."""
+    """Return the rows that share a prefix with the row before or after them, of the first sequences of all rows."""
     order, shared = sort_by_prefix(sequences)
     is_shared = (shared > 0) | np.append(shared[1:] > 0, False)
     return _SortedRows(order[is_shared], lengths[order[is_shared]], shared[is_shared])

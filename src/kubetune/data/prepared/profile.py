@@ -33,7 +33,7 @@ class Profile:
     labels: int = 0
     # Step of the trained share, `percent // SHARE_STEP` -> sequences.
     shares: Counter[int] = field(default_factory=Counter)
-    # Limit -> labels behind it.
+    # Limit -> labels after it.
     lost: Counter[int] = field(default_factory=Counter)
     # Tokens of a row's images -> rows with images.
     image_tokens: Counter[int] = field(default_factory=Counter)

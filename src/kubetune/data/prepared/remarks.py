@@ -124,6 +124,6 @@ def keys_of_messages(template: str) -> frozenset[str]:
     # Names of a message: `m` in `for m in messages`, `message`, and `messages[…]`.
     loop_variables = re.findall(r"\bfor\s+(\w+)\s+in\s+[^%]*messages", template)
     message = "|".join({"message", r"messages\s*\[[^\]]+\]", *map(re.escape, loop_variables)})
-    # A key behind it: `.key`, `.get('key'` or `['key'`.
+    # A key after it: `.key`, `.get('key'` or `['key'`.
     access = r"(?:\.(?!get\()|\.get\(\s*['\"]|\[\s*['\"])"
     return frozenset(re.findall(rf"\b(?:{message})\s*{access}\s*(\w+)", template))

@@ -145,7 +145,7 @@ class RowWriter:
 
     def write(self, source: int, chunk: Chunk) -> None:
         """Append rows of the source with this index."""
-        # Lengths 3 2 behind 5 tokens that are written already become the offsets 8 10.
+        # Lengths 3 2 after 5 tokens that are written already become the offsets 8 10.
         offsets = array("q")
         for length in chunk.lengths:
             self._end += length

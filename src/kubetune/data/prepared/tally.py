@@ -77,7 +77,7 @@ class Tally:
     reasoning_dropped: int = 0
     # … puts a trained answer elsewhere than where the generation prompt ends
     unlike_prompt: int = 0
-    # … writes a text before a call behind the call's result
+    # … writes a text before a call after the call's result
     text_moved: int = 0
     # … writes a trained answer differently from the record
     rewrites_answer: int = 0
@@ -85,7 +85,7 @@ class Tally:
     begins_inside_token: int = 0
     # The prompt is empty and no BOS is written, so that nothing predicts the first token of the answer.
     first_not_trained: int = 0
-    # The template writes no end of a turn behind an answer, and no token that ends one.
+    # The template writes no end of a turn after an answer, and no token that ends one.
     open_answers: int = 0
     # Two messages of the assistant follow each other.
     answers_in_a_row: int = 0

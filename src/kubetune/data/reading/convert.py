@@ -269,7 +269,7 @@ def _halves(answer: Chat | Pair) -> tuple[Any, Any, JsonObject]:
     # Plain texts have no tools and no images beside them.
     if isinstance(answer, Pair):
         return answer.prompt, answer.completion, {}
-    # The answer begins behind the messages that both answers of a pair share.
+    # The answer begins after the messages that both answers of a pair share.
     before = list(answer.messages[: answer.context])
     after = _marked(answer)[answer.context :]
     return before, after, _beside(answer.tools, answer.images)

@@ -57,7 +57,7 @@ class ImageFacts:
     width: int  # pixels
     height: int  # pixels
     bytes: int  # of the file
-    is_animated: bool = False  # has frames behind the first, which nothing here looks at
+    is_animated: bool = False  # has frames after the first, which nothing here looks at
     is_deep: bool = False  # has more than 8 bits of grey; what 8 bits cannot hold becomes white
 
 

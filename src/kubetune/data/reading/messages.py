@@ -475,7 +475,7 @@ def _arguments(function: JsonObject, where: str) -> JsonObject:
 
 
 def with_joined_calls(turns: Sequence[Turn], context: int) -> tuple[list[Turn], int]:
-    """Return the turns with the calls behind a text, or behind a call, in one message with it, as a model says them.
+    """Return the turns with the calls after a text, or after a call, in one message with it, as a model says them.
 
     assistant "One moment.", function_call f, observation    →    assistant "One moment." with the call f, tool
 

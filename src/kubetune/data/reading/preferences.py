@@ -281,7 +281,7 @@ def _compared(
         was_text = isinstance(rest.get("prompt"), str)
         prompt = _question(rest)
         if was_text and isinstance(prompt, list):
-            # HH-RLHF's texts: their answers begin with the space behind "Assistant:".
+            # HH-RLHF's texts: their answers begin with the space after "Assistant:".
             return _Compared(prompt, _stripped(chosen), _stripped(rejected))
         return _Compared(prompt, chosen, rejected)
 
@@ -380,7 +380,7 @@ def _question(rest: JsonObject) -> Any:
 
 
 def _asked(rest: JsonObject, question: str) -> list[JsonObject]:
-    """Return a question as messages, behind those of `history`, which is taken out."""
+    """Return a question as messages, after those of `history`, which is taken out."""
     earlier = read_history(rest.pop("history", None))
     return [*earlier, {"role": "user", "content": question}]
 

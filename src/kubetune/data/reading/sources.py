@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # `data.jsonl#1000`: so many records of a source, unless there is a file of that name.
 _SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
 _PART: Final = (
-    "A part is taken by #N behind the path, or by `range`; of several files by naming them"
+    "A part is taken by #N after the path, or by `range`; of several files by naming them"
 )
 
 

@@ -45,7 +45,7 @@ def value_at(text: str, at: int) -> tuple[Any, int]:
     except ValueError:
         value = _too_many_digits()
 
-    # Reading goes on behind the flawed value. Where it ends, only a decoder finds that takes everything.
+    # Reading goes on after the flawed value. Where it ends, only a decoder finds that takes everything.
     _, end = _LENIENT.raw_decode(text, at)
     return value, end
 

@@ -18,7 +18,7 @@ def read_taken(
     """Yield the records of a source that `path#N` and `range` take, whatever split they go to."""
     (fates,) = fates_of([source], seed, 0.0)
     for index, record in enumerate(read_source(source, problems)):
-        # Without fates all are taken; behind the last fate none is.
+        # Without fates all are taken; after the last fate none is.
         if fates is None or (index < len(fates) and fates[index]):
             yield record
 

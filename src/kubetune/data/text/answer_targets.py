@@ -24,7 +24,7 @@ MATHEMATICS: Final = ("accuracy_reward", "reasoning_accuracy_reward", "get_cosin
 # Without any of these math_verify reads nothing: a digit, or what marks a formula of LaTeX.
 _MATHEMATICAL: Final = re.compile(r"\d|\$|\\[\[(]|\\boxed|\\begin")
 
-# A number with its sign. A minus directly behind a digit is part of a range or a date.
+# A number with its sign. A minus directly after a digit is part of a range or a date.
 _NUMBER: Final = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)")
 # A code block that is all of the answer.
 _FENCE: Final = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)

@@ -94,7 +94,7 @@ class Words:
         return ids
 
     def cut_ids(self, text: str, borders: Sequence[int]) -> tuple[list[int], dict[int, int]] | None:
-        """Return the ids of a text, and for each border in it (sorted offsets) the index of the first token behind it.
+        """Return the ids of a text, and for each border in it (sorted offsets) the index of the first token after it.
 
         None if the text before a border has other ids when it stands alone, as when a token lies across the border.
 

@@ -28,7 +28,7 @@ SEEING: Final = "set `task: vision_language`"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One row: one sequence of ids, or the two of a pair one behind the other."""
+    """One row: one sequence of ids, or the two of a pair one after the other."""
 
     ids: list[int]
     # Of each id, True for a label. The first never is one, since nothing predicts it.

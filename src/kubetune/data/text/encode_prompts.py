@@ -1,4 +1,4 @@
-"""From records of `task: grpo` to rows: the ids that the model is asked with, and those of the right answer behind them.
+"""From records of `task: grpo` to rows: the ids that the model is asked with, and those of the right answer after them.
 
 A row without a right answer ends with the token that ends an answer, so that it has a label like any other:
 

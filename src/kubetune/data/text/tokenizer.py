@@ -269,7 +269,7 @@ class Tokenizer:
         """The token with which the chat template ends an answer, such as `<|im_end|>`, if there is one."""
         if self.chat is None or not self.chat.closing:
             return None
-        # A template may write more behind it, such as a line break.
+        # A template may write more after it, such as a line break.
         for id in reversed(self.encode_text(self.chat.closing, special=False)):
             if id in self.special_ids:
                 return id

@@ -84,7 +84,7 @@ def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Mistake]:
 
     yield from _registry(key, image, spec.kubernetes.image_pull_policy)
 
-    # The tag is behind the last slash, since a registry may have a port:
+    # The tag is after the last slash, since a registry may have a port:
     #     registry:5000/team/kubetune:1.2   →   1.2
     tag = image.rpartition("/")[2].partition(":")[2]
     if "@sha256:" not in image and tag in ("", "latest"):

@@ -46,7 +46,7 @@ VARLEN_BACKWARD = "_varlen_attn_backward"
 class JoinedPart(NamedTuple):
     """Stretches of queries, and for each of them the stretch of keys that it sees."""
 
-    queries: Tensor  # int64 [queries] places in the batch, one stretch behind the other
+    queries: Tensor  # int64 [queries] places in the batch, one stretch after the other
     keys: Tensor  # int64 [keys] the same of keys
     cu_queries: tuple[int, ...]  # [stretches + 1] where stretches of queries begin and end
     cu_keys: tuple[int, ...]  # [stretches + 1] the same of keys

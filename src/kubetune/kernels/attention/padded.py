@@ -1,6 +1,6 @@
 """Exact attention over a packed batch of many short sequences, which is padded only while attention is computed.
 
-Short sequences lie behind each other in rows of one length, each hidden from the others; longer ones have rows of
+Short sequences lie after each other in rows of one length, each hidden from the others; longer ones have rows of
 their own, with similar lengths in one batch. So a few batched products do the work of many small ones, and little
 is padding. It knows dropout of probabilities, which other kernels for packed batches do not. Memory is O(length²)
 on a CPU.

@@ -65,7 +65,7 @@ def _data(draft: Draft) -> None:
 
     take_sources(draft, {"dataset": "data.train", "eval_dataset": "data.eval"}, source)
     if limit is not None and draft.has("data.train"):
-        why = f"#{limit} behind each source: drawn by the seed, not the first"
+        why = f"#{limit} after each source: drawn by the seed, not the first"
         draft.note("approximated", "max_samples", why)
         draft.comments["data.train"] = f"max_samples: the first {limit} of each there, drawn here"
 

@@ -180,7 +180,7 @@ def _request(draft: ExportDraft, model: Path, context: int) -> llama_cpp.LlamaRe
     """Return what llama.cpp is asked about a file."""
     tokenizer = draft.source.result.tokenizer
     sample = draft.sample
-    # As a row begins: behind a special token, or not.
+    # As a row begins: after a special token, or not.
     first = int(sample.batches[0].input_ids[0])
     texts = [tokenizer.added_tokens.get(first, "") + llama_proof.PROBE]
     for batch in sample.batches:

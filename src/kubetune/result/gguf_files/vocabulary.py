@@ -66,7 +66,7 @@ class Vocabulary:
     merges: list[str] = field(default_factory=list)
     # Ids of bos, eos, eot, eom, unknown and padding.
     special: dict[str, int] = field(default_factory=dict)
-    # Whether bos or a space comes before a text, and eos behind it.
+    # Whether bos or a space comes before a text, and eos after it.
     adds: dict[str, bool] = field(default_factory=dict)
     template: str | None = None  # the chat template
     strips: bool = False  # spaces after special tokens belong to them, as in Phi-3
@@ -143,8 +143,8 @@ def _special(loaded: Any, end_ids: list[int]) -> dict[str, int]:
 
 
 def _adds(loaded: Any) -> dict[str, bool]:
-    """Return whether the tokenizer puts `bos` before a text, and `eos` behind it."""
-    # Llama 3's: "a" is 64, and with special tokens 128000 64, so it puts bos in front and no eos behind.
+    """Return whether the tokenizer puts `bos` before a text, and `eos` after it."""
+    # Llama 3's: "a" is 64, and with special tokens 128000 64, so it puts bos in front and no eos after.
     plain = loaded("a", add_special_tokens=False).input_ids
     full = loaded("a").input_ids
     bos = loaded.bos_token_id
@@ -261,7 +261,7 @@ def _sentencepiece(
 
 
 def _puts_space_first(described: Mapping[str, Any], template: str | None) -> bool:
-    """True if llama.cpp is to put a space before the first word, of a text and behind each special token.
+    """True if llama.cpp is to put a space before the first word, of a text and after each special token.
 
     A tokenizer may do it only at the start of a text ("first"), which llama.cpp cannot. The prompts of a chat template
     start with a special token, so no word of theirs has that space.

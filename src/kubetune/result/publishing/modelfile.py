@@ -64,7 +64,7 @@ class Pieces:
     lead: str  # before all turns, if there is no system text
     system: tuple[str, str]  # before and after the system text
     user: str  # before each question
-    answer: tuple[str, str]  # before each answer, so behind its question, and after it
+    answer: tuple[str, str]  # before each answer, so after its question, and after it
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the prompt of turns, put together as Ollama does it with `template`."""
@@ -101,7 +101,7 @@ def pieces_of(render: Render) -> Pieces | None:
         return None
 
     for text in (pieces.lead, *pieces.system, pieces.user, *pieces.answer):
-        # A brace at the end of a piece and the action behind it would be read as "{{" and "{".
+        # A brace at the end of a piece and the action after it would be read as "{{" and "{".
         if "{{" in text or text.endswith("{") or not _is_writable(text):
             return None
     return pieces

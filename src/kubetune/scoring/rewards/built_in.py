@@ -22,7 +22,7 @@ Settings = Mapping[str, Any]
 # Function of a request and the right answer to its prompt.
 Reward = Callable[[Request, str | None], list[float | None]]
 
-# One thought, closed, and an answer behind it; TRL's own pattern, so that rewards are the same.
+# One thought, closed, and an answer after it; TRL's own pattern, so that rewards are the same.
 _THOUGHT: Final = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
 
 

@@ -55,7 +55,7 @@ class Mathematics:
         return rewards
 
     def _behind_reasoning(self, values: list[Any], text: str) -> float | None:
-        """Return 1 if the answer behind the reasoning is right, 0 if it is not or the reasoning does not end."""
+        """Return 1 if the answer after the reasoning is right, 0 if it is not or the reasoning does not end."""
         delimiters: Sequence[str] = self.settings.get("reasoning_delimiters", ("</think>",))
         # The first delimiter that the text has, and of it the last place: a model may begin to reason again.
         for delimiter in delimiters:

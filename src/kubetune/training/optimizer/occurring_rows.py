@@ -196,7 +196,7 @@ def occurring(sums: Iterable[Collected]) -> list[OccurringRows]:
 
 
 def around(tables: Iterable[OccurringRows], size: int) -> Iterator[slice]:
-    """Yield the stretches of the optimizer's buffers, `size` numbers, before, between and behind tables."""
+    """Yield the stretches of the optimizer's buffers, `size` numbers, before, between and after tables."""
     start = 0
     for rows in tables:
         yield slice(start, rows.span.start)

@@ -266,7 +266,7 @@ def write_weights(
         begin = end
 
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers behind it are aligned
+    text += b" " * (-len(text) % 8)  # so that the numbers after it are aligned
 
     with Buffers(folder) as buffers, open(folder / WEIGHTS, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)

@@ -221,7 +221,7 @@ def _compared_tokens(start: RankStart, learner: Learner, source: ModelSource) ->
     """Return how many tokens of the vocabulary are compared, None for all. Raise ModelError for other vocabularies.
 
     Models with the same tokenizer may have more rows than it has ids, each another number: Qwen2.5's have 151,936 or
-    152,064 for 151,665 ids. What is behind the ids is never an answer.
+    152,064 for 151,665 ids. What is after the ids is never an answer.
     """
     others = config_of(source.spec.model).get_text_config().vocab_size
     width = learner.lm.config.get_text_config().vocab_size

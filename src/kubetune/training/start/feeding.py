@@ -33,7 +33,7 @@ def make_batches(
     """
     spec = start.data.spec
     if start.config.draws_answers:
-        # Answers go on behind their prompts.
+        # Answers go on after their prompts.
         check_positions(learner.lm, start.data.longest + start.model.grpo.max_completion_length)
         return make_rollout_feed(start, learner, judge), start.plan
     may_share = may_share_prefixes(spec.task, spec.data, spec.preference)

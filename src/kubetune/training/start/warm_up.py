@@ -90,7 +90,7 @@ def learn(
 
 def loss_ahead(run: Run, state: State) -> float:
     """Return the model's loss on the first micro-batches of the next step."""
-    # A run that is resumed behind its last step has no next one.
+    # A run that is resumed after its last step has no next one.
     work = run.feed.step(min(state.step, run.plan.num_steps - 1))
     assert work is not None, "only where answers are drawn a stop may come meanwhile"
     parts = []

@@ -223,7 +223,7 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
         )
 
     # As on a command line, so that a field takes what an override takes.
-    # A section comes before its settings: `data.train=FILE` behind `data.train.columns.text=review` would undo it.
+    # A section comes before its settings: `data.train=FILE` after `data.train.columns.text=review` would undo it.
     overrides = [f"{key}={text}" for key, text in sorted(typed.items())]
     config = load_config(None, overrides=overrides)
 

@@ -56,7 +56,7 @@ def _begins_with_quotes(file: Path) -> bool:
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of a table, without the byte order mark with which Excel begins its UTF-8 tables.
 
-    It goes before the line is split: behind it, a quote would be no longer the first character of its value.
+    It goes before the line is split: after it, a quote would be no longer the first character of its value.
     """
     is_first = True
     for line in lines(stream):

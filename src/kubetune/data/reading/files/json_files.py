@@ -1,6 +1,6 @@
 """Reading JSON files: an object on each line, one list of objects, or objects one after the other.
 
-A record that cannot be read is noted as a problem with its line, and reading goes on behind it.
+A record that cannot be read is noted as a problem with its line, and reading goes on after it.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class _JsonScan:
             except RecursionError:
                 raise ValueError("is nested too deeply") from None
 
-            # A number at the end of what was read may go on behind it.
+            # A number at the end of what was read may go on after it.
             if end < len(self._text) or not self._read_more():
                 self.line += self._text.count("\n", self._at, end)
                 self._at = end

@@ -78,7 +78,7 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
             f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"
         )
 
-    # A carriage return at the end may have its line feed behind it.
+    # A carriage return at the end may have its line feed after it.
     has_lone_returns = re.search(rb"\r(?!\n|\Z)", start) is not None and b"\n" not in start
     if has_lone_returns and format_of(file).in_lines:
         return (

@@ -3,7 +3,7 @@
 A template is a program of somebody else's. Nothing in it says where an answer begins and ends, so it is asked: it
 writes the same conversation several times, each time a little differently, and the texts are compared.
 
-The example below is `user "Ping"`, `assistant "Pong "` (with a space behind it), by a template like ChatML. A line
+The example below is `user "Ping"`, `assistant "Pong "` (with a space after it), by a template like ChatML. A line
 break is written ⏎.
 
 1. The rendering: what the template writes (`template`, through `writer`).
@@ -20,9 +20,9 @@ break is written ⏎.
    next. Two more renderings tell them apart:
 
        up to the question, with generation prompt    …«0 Ping 0»<|im_end|>⏎<|im_start|>assistant⏎
-           What is behind 0» here is the prompt. The span begins behind it.
+           What is after 0» here is the prompt. The span begins after it.
        with another question at the end              …«1 Pong 1» <|im_end|>⏎<|im_start|>user⏎«2 Go on. 2»
-           What is behind 1» in both renderings ends the turn. The span ends behind the last tag of that.
+           What is after 1» in both renderings ends the turn. The span ends after the last tag of that.
 
        <|im_start|>user⏎Ping<|im_end|>⏎<|im_start|>assistant⏎[Pong <|im_end|>]⏎
 

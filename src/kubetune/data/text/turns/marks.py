@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 
     offset: int  # in the text without marks
     part: int  # number of the part
-    opens: bool  # True before the part, False behind it
+    opens: bool  # True before the part, False after it
 
 
 @dataclass(frozen=True, slots=True)

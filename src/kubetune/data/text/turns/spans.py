@@ -1,4 +1,4 @@
-"""Find the span of each turn in a rendering: from behind the generation prompt to behind the end-of-turn token.
+"""Find the span of each turn in a rendering: from after the generation prompt to after the end-of-turn token.
 
 The package's drawing shows what is compared. The cases below come from templates in use: one that writes its last turn
 unlike those before (gpt-oss), one whose prompt opens a thought (DeepSeek-R1), one that trims texts (Gemma).
@@ -66,7 +66,7 @@ class _Layout(NamedTuple):
 
     # (text before a part, number of the part)
     steps: list[tuple[str, int]]
-    # The text behind the last part.
+    # The text after the last part.
     end: str
 
     def find(self, parts: Sequence[Part], text: str) -> list[Mark] | None:
@@ -164,7 +164,7 @@ class SpanFinder:
     def spans(self, rendering: Rendering, turn: int) -> list[Span]:
         """Return the spans of message `turn`, in order; none if they cannot be determined.
 
-        Mostly it is one. Gemma 4 writes a text before a call behind the call's result, so there are two:
+        Mostly it is one. Gemma 4 writes a text before a call after the call's result, so there are two:
 
             …model⏎[call:f{}<tool_call|><|tool_response>]response:f{3}<tool_response|>[One moment.<turn|>]⏎
         """
@@ -191,7 +191,7 @@ class SpanFinder:
         return [(begin, end)]
 
     def _is_moved(self, rendering: Rendering, pieces: Sequence[Sequence[int]]) -> bool:
-        """True if a message has its calls before the results of tools, and its text behind them."""
+        """True if a message has its calls before the results of tools, and its text after them."""
         calls, texts = (
             {rendering.part(rendering.marks[i]).kind for i in piece} for piece in pieces
         )
@@ -207,7 +207,7 @@ class SpanFinder:
         """Return the spans of the calls of a message and of its text, between which are the results."""
         messages = rendering.conversation.messages
         (calls, texts) = pieces
-        # What the template writes of the calls alone tells where they end, and where the text behind the results begins.
+        # What the template writes of the calls alone tells where they end, and where the text after the results begins.
         bare = [*messages[:turn], {**messages[turn], "content": ""}]
         results = rendering.part(rendering.marks[texts[0] - 1]).message
         between = messages[turn + 1 : results + 1]
@@ -228,7 +228,7 @@ class SpanFinder:
         history: Sequence[Message],
         first: int,
     ) -> int | None:
-        """Return where a turn begins: behind the generation prompt. `first`: number of its first mark."""
+        """Return where a turn begins: after the generation prompt. `first`: number of its first mark."""
         opening = rendering.marks[first]
         space = rendering.part(opening).before
         if first == 0:
@@ -272,14 +272,14 @@ class SpanFinder:
             return None
         prompt = with_prompt[marks[-1].offset :]
 
-        # The usual case: the prompt, and right behind it the answer.
+        # The usual case: the prompt, and right after it the answer.
         if gap.startswith(prompt):
             return len(prompt)
         gap = gap.removesuffix(space)
         if prompt.startswith(gap):
             # The prompt ends with something that past answers lack, such as DeepSeek-R1's `<think>`.
             return len(gap)
-        # The prompt and the gap differ only behind some tag.
+        # The prompt and the gap differ only after some tag.
         shared = _shared_tags(self._tags, gap, prompt, to_last_tag=False)
         if shared:
             return shared
@@ -318,7 +318,7 @@ class SpanFinder:
         until: Sequence[Message],
         last: int,
     ) -> int | None:
-        """Return where a turn ends: behind the end-of-turn token. `last`: number of its last mark.
+        """Return where a turn ends: after the end-of-turn token. `last`: number of its last mark.
 
         `until`: the messages up to the turn.
         """
@@ -462,7 +462,7 @@ def _shared_tags(
 ) -> int:
     """Return how much both begin with, in tags and whole texts between tags; 0 if they share no tag.
 
-    With `to_last_tag`, text behind the last shared tag, such as a line break, does not count.
+    With `to_last_tag`, text after the last shared tag, such as a line break, does not count.
     """
     shared: list[str] = []
     # Every second piece is a tag.

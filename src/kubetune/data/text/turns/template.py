@@ -37,7 +37,7 @@ Note = Literal[
     "reasoning_dropped",
     # A trained answer begins elsewhere than where the generation prompt ends, which may open a thought.
     "unlike_prompt",
-    # The chat template writes a text before a call behind the call's result.
+    # The chat template writes a text before a call after the call's result.
     "text_moved",
     # The chat template writes a trained answer differently from the data.
     "rewrites_answer",
@@ -45,7 +45,7 @@ Note = Literal[
     "begins_inside_token",
     # Nothing predicts the first token of the answer, since it is the first of the row.
     "first_not_trained",
-    # Neither an end of the turn nor a token that ends one is behind a trained answer.
+    # Neither an end of the turn nor a token that ends one is after a trained answer.
     "open_answers",
 ]
 
@@ -114,7 +114,7 @@ class ChatTemplate:
     ) -> Rendered:
         """Return the text of a conversation, and the spans of the assistant's messages `trained`.
 
-        A span holds what the model writes at inference: everything behind the generation prompt, up to the end-of-turn
+        A span holds what the model writes at inference: everything after the generation prompt, up to the end-of-turn
         token and with it. If the template itself marks what is generated, its spans are used. Raise ValueError also if
         the template leaves out a message, a tool call or the tools. It may leave out reasoning, as Qwen3's does before
         the last question.
@@ -247,7 +247,7 @@ class ChatTemplate:
         return False
 
     def _find_prompt_end(self) -> str:
-        """Return how the generation prompt ends behind a question; "" if the template refuses a single question."""
+        """Return how the generation prompt ends after a question; "" if the template refuses a single question."""
         try:
             question = {"role": "user", "content": ANSWER}
             return self._end_of(self.render([question], generation_prompt=True))
@@ -275,8 +275,8 @@ class ChatTemplate:
         return without_generation_marks(behind_answer).strip()
 
     def _to_end_of_turn(self, text: str, span: Span) -> Span:
-        """Return a span that ends right behind the end-of-turn token, as some blocks end before it or a line break later."""
-        # text Pong<|im_end|>⏎, closing <|im_end|>: the span ends behind Pong, or behind the line break.
+        """Return a span that ends right after the end-of-turn token, as some blocks end before it or a line break later."""
+        # text Pong<|im_end|>⏎, closing <|im_end|>: the span ends after Pong, or after the line break.
         start, end = span
         if self.closing:
             written = text[start:end].rstrip()

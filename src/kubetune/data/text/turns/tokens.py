@@ -24,7 +24,7 @@ class Placed(NamedTuple):
     """A text as ids, and the tokens of its spans."""
 
     ids: list[int]
-    # Of each span its first token, and the one behind its last.
+    # Of each span its first token, and the one after its last.
     runs: list[tuple[int, int]]
     # The text before a span has other ids when it stands alone.
     begins_inside_token: bool = False
@@ -122,7 +122,7 @@ class TokenFinder:
         """Find the tokens that hold characters of the spans.
 
         Example: an answer that begins with a line break, within a token, and ends with a tag that includes the space
-        behind it (`rstrip`). Both tokens are trained.
+        after it (`rstrip`). Both tokens are trained.
 
             text      <|assistant|> \\n [\\n P o n g <|end|>] \\n <|user|>       [ ] is the span
             tokens    <|assistant|>  \\n\\n   Pong  <|end|>\\n    <|user|>
@@ -136,14 +136,14 @@ class TokenFinder:
             if _begins_before(encoding, first, start):
                 _, end_of_token = self._span_of_token(text, encoding, first)
                 if end_of_token <= start:
-                    first += 1  # a tag of the prompt, which includes the space behind it
+                    first += 1  # a tag of the prompt, which includes the space after it
                 else:
                     begins_inside = True
 
             if self._looks_ahead and self._differs_alone(text[:start], encoding, first):
                 begins_inside = True
 
-            # The token behind the last one. A token across the end belongs to the span, unless only its space does.
+            # The token after the last one. A token across the end belongs to the span, unless only its space does.
             end = _token_at(encoding, stop, len(text))
             if _begins_before(encoding, end, stop):
                 begin_of_token, _ = self._span_of_token(text, encoding, end)
@@ -204,7 +204,7 @@ class TokenFinder:
 
 
 def _runs_of(spans: Sequence[Span], tokens: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return the tokens of spans. `tokens`: border of a span -> the first token behind it."""
+    """Return the tokens of spans. `tokens`: border of a span -> the first token after it."""
     return [(tokens[start], tokens[stop]) for start, stop in spans]
 
 
@@ -221,7 +221,7 @@ def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
     if not isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace | None):
         return True
 
-    # Normalizers that look at one place at a time, whatever is behind it.
+    # Normalizers that look at one place at a time, whatever is after it.
     normalizer = backend.normalizer
     steps: list[object] = [normalizer]
     if isinstance(normalizer, normalizers.Sequence):
@@ -231,7 +231,7 @@ def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _token_at(encoding: Encoding, border: int, length: int) -> int:
-    """Return the index of the first token that holds a character at or behind a border."""
+    """Return the index of the first token that holds a character at or after a border."""
     # Characters that normalization drops are in no token.
     for position in range(border, length):
         token = encoding.char_to_token(position)

@@ -135,7 +135,7 @@ class TemplateWriter:
     ) -> tuple[str, list[Span]]:
         """Replace each image's placeholder by what it becomes, and move the spans. Raise ValueError if images are missing.
 
-        Example: `<image>` becomes 3 tokens' texts `<i><i><i>`, 2 characters more, so spans behind it move by 2.
+        Example: `<image>` becomes 3 tokens' texts `<i><i><i>`, 2 characters more, so spans after it move by 2.
         """
         images = _images_of(messages)
         if not images:
@@ -151,9 +151,9 @@ class TemplateWriter:
                 "leaves images out, or a text holds that itself"
             )
 
-        # Text by text and image by image, with a note of how far all behind has moved.
+        # Text by text and image by image, with a note of how far all after has moved.
         result = pieces[0]
-        # (offset in `text` behind an image, by how much the text has grown up to there)
+        # (offset in `text` after an image, by how much the text has grown up to there)
         shifts = [(0, 0)]
         offset = len(result)
         for piece, (_, becomes) in zip(pieces[1:], images, strict=True):

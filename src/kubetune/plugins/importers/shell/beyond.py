@@ -46,7 +46,7 @@ _COMPARED_AS_NUMBERS: Final = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
 # Commands that set the variables that they name, and those that do with an option.
 _SETTING: Final = ("getopts", "mapfile", "read", "readarray")
 _SETTING_WITH: Final = {"printf": "-v", "wait": "-p"}
-# Commands behind which words mean something else, or other commands set what they like.
+# Commands after which words mean something else, or other commands set what they like.
 _UNFOLLOWED: Final = ("alias", "builtin", "command", "coproc", "enable", "time")
 # Names that mean something else where a function has them.
 BUILTINS: Final = frozenset(
@@ -58,7 +58,7 @@ _OF_THE_SHELL: Final = (
 )
 # {NAME}>file
 _REDIRECTED: Final = re.compile(r"\{[A-Za-z_]\w*\}[<>]")
-# Signals of a trap behind which a script does not go on.
+# Signals of a trap after which a script does not go on.
 _AT_ENDS: Final = frozenset("EXIT 0 INT TERM HUP QUIT SIGINT SIGTERM SIGHUP SIGQUIT".split())
 # Options of `shopt` that change no value and no test that the walk decides.
 _HARMLESS: Final = frozenset(

@@ -29,8 +29,8 @@ class Commands:
     """Follows single commands, and keeps the programs that are called.
 
     swift sft --seed 1     kept, with the exported variables and the conditions around it
-    exec swift sft         kept, and nothing behind it is called
-    source env.sh          not followed: what the script has set is not certain behind it
+    exec swift sft         kept, and nothing after it is called
+    source env.sh          not followed: what the script has set is not certain after it
     """
 
     def __init__(self, values: Values) -> None:
@@ -105,7 +105,7 @@ class Commands:
         self.script.commands.append(Command(line, tuple(words), exported, condition))
 
     def doubt_all(self, why: str) -> None:
-        """Take variables for not certain behind what may set any of them anew."""
+        """Take variables for not certain after what may set any of them anew."""
         # HOME is no variable that the script sets in a line.
         values = self.values.state.values
         for name in self.values.state.lines.keys() & values.keys():

@@ -53,7 +53,7 @@ class ShellState:
     values: dict[str, Value] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)  # where each was set last
     exported: frozenset[str] = frozenset()
-    has_ended: bool = False  # behind an exit nothing is called
+    has_ended: bool = False  # after an exit nothing is called
 
     def copy(self) -> ShellState:
         """Return a state that a branch may change."""
@@ -61,7 +61,7 @@ class ShellState:
 
 
 def merged(before: ShellState, ends: Sequence[ShellState]) -> ShellState:
-    """Return what is known behind branches. One that ends the script says nothing of what follows.
+    """Return what is known after branches. One that ends the script says nothing of what follows.
 
     if [ -d data ]; then        ends:    A is 1, B is 1
       A=1 B=1                            A is 1, B is 2

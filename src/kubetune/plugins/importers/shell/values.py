@@ -171,7 +171,7 @@ class Values:
         return f"${name}"
 
     def operand(self, node: Node) -> str:
-        """Return what stands behind the operator of ${NAME:-…}."""
+        """Return what stands after the operator of ${NAME:-…}."""
         parts = []
         is_behind = False
         for child in node.children[:-1]:

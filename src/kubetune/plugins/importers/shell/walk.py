@@ -27,7 +27,7 @@ class Walk:
     """A walk through one script, in the order in which a shell runs its statements.
 
     A branch of which nobody knows whether it is taken is walked through with a copy of the variables, and what the
-    copies say is merged behind it. Loops, functions and `case` are not followed: their commands count as such that may
+    copies say is merged after it. Loops, functions and `case` are not followed: their commands count as such that may
     be called, and what they set was doubted before (`beyond`).
     """
 
@@ -44,8 +44,8 @@ class Walk:
         """Walk through one statement, unless an `exit` stands before it."""
         if self.values.state.has_ended:
             return
-        behind = node.next_sibling
-        is_background = behind is not None and behind.type == "&"
+        after = node.next_sibling
+        is_background = after is not None and after.type == "&"
         if is_background or node.type in ("subshell", "pipeline") or node.type in NOT_FOLLOWED:
             self.elsewhere(node)
         else:
@@ -87,7 +87,7 @@ class Walk:
     def branches(self, branches: Sequence[Branch]) -> None:
         """Walk through branches, of which the script takes one.
 
-        The condition of a branch that is certain to be walked through, such as the statement behind `cd work &&`, is
+        The condition of a branch that is certain to be walked through, such as the statement after `cd work &&`, is
         empty: commands in it are called for certain.
         """
         before = self.values.state
