@@ -26,7 +26,7 @@ from benchmarks.corpus import FIRST_WORD, Corpus, lengths
 from benchmarks.results import Results, open_results
 from benchmarks.summary import Measurement, grouped, ratios
 from benchmarks.table import PAGE, markdown
-from kubetune.base import cpu
+from kubetune.base.cpu import heap
 from kubetune.base.files import write_atomic
 
 BEGIN = "<!-- experts: begin, written by benchmarks.experts -->"
@@ -113,7 +113,7 @@ def measure(results: Results, key: dict[str, Any]) -> None:
 def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     """Return CPU seconds of a step, memory above that before the first, and what was computed."""
     if way != "peft":
-        cpu.keep_memory()  # before torch
+        heap.keep_memory()  # before torch
 
     import numpy as np
     import torch

@@ -20,7 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results import Results, open_results
-from kubetune.base import cpu
+from kubetune.base.cpu import heap
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def settings(name: str, width: int) -> dict[str, Any]:
 
 def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]:
     """Return CPU seconds for loss and gradients of all rows, those of the products alone, and peak memory."""
-    cpu.keep_memory()  # before torch
+    heap.keep_memory()  # before torch
 
     import numpy as np
     import torch

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.base import cpu, logs
+from kubetune.base import logs
+from kubetune.base.cpu import processor
 from kubetune.cli import main
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
@@ -20,7 +21,7 @@ from kubetune.training.start import cpu_dtype
 from tests import toy
 from tests.ranks import run_ranks
 
-PINNED = cpu.PINNED
+PINNED = processor.PINNED
 FULL = {"lora": None, "data": {"max_length": 64}}
 
 
@@ -33,8 +34,10 @@ def starts(run_dir: Path) -> list[dict[str, object]]:
 def chosen_on(world: World, config: Config, run_dir: Path) -> str:
     """Return what a rank chooses. Each has another processor: the first has instructions for bfloat16."""
     os.environ.pop(PINNED, None)
-    cpu.CPU_INFO = run_dir / f"cpuinfo-{world.rank}"
-    cpu.CPU_INFO.write_text("flags\t\t: fpu avx512_bf16\n" if world.rank == 0 else "flags\t: fpu\n")
+    processor.CPU_INFO = run_dir / f"cpuinfo-{world.rank}"
+    processor.CPU_INFO.write_text(
+        "flags\t\t: fpu avx512_bf16\n" if world.rank == 0 else "flags\t: fpu\n"
+    )
     logs.configure("INFO", run_dir, world.rank)
     return cpu_dtype.decide(config.model.dtype, run_dir, world, 4096)
 
@@ -77,7 +80,7 @@ def test_bfloat16_is_for_wide_models_and_processors_with_instructions_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(PINNED)
-    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
     if cpu_info:
         (tmp_path / "cpuinfo").write_text(cpu_info)
     config = toy.make_config(inputs)
@@ -160,9 +163,9 @@ def test_a_dtype_that_auto_would_not_take_is_taken_with_a_word(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
-    cpu.CPU_INFO.write_text(cpu_info)
-    remark = cpu.slow_dtype(dtype, width)
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
+    processor.CPU_INFO.write_text(cpu_info)
+    remark = processor.slow_dtype(dtype, width)
     assert (remark is None) is (reason is None)
     if reason is not None:
         assert remark is not None

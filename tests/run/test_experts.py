@@ -14,11 +14,11 @@ from peft import PeftModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from kubetune.base import cpu
 from kubetune.batching.batch import collate
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.errors import ConfigError
 from kubetune.kernels import experts as kernels
+from kubetune.kernels import product_sizes
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.learner import Learner
 from kubetune.models.mixtures.experts import is_described, routers_of, stacks_of, swap_experts
@@ -122,7 +122,7 @@ def test_products_of_few_sizes_are_the_grouped_product() -> None:
     with CountedRows() as counted:
         result = kernels._grouped(half, halved, ends)
     assert counted.rows
-    assert counted.rows <= set(cpu.STRIDES)
+    assert counted.rows <= set(product_sizes.STRIDES)
     assert (
         relative(
             result.float(), torch.nn.functional.grouped_mm(half.float(), halved.float(), offs=ends)

@@ -17,8 +17,8 @@ LARGE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, 
 MEASURE = """
 import sys, threading
 from pathlib import Path
-from kubetune.base import cpu
-cpu.give_back()
+from kubetune.base.cpu import heap
+heap.give_back()
 import peft, torch, transformers.models.llama.modeling_llama
 from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run

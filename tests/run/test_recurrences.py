@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kubetune import errors
-from kubetune.base import cpu
 from kubetune.batching.batch import collate
 from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.kernels.padded_rows import PaddedRows, batches_of
@@ -86,7 +85,7 @@ def test_a_packed_batch_gives_what_its_sequences_give_alone(name: str) -> None:
         swap_forwards(model, Kernels(), undo)
         require_same(model, route, rows, collate(rows), expected)
     sizes = [getattr(module, "chunk_size", None) for module in model.modules()]
-    assert cpu.SCAN_CHUNK not in sizes, "the length of chunks is left as it was"
+    assert recurrences.SCAN_CHUNK not in sizes, "the length of chunks is left as it was"
 
 
 class Doubled(TorchFunctionMode):

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kubetune.base import cpu, processes
+from kubetune.base import processes
+from kubetune.base.cpu import processor
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.tracking.mlflow_tracker import machine_load
 
@@ -43,12 +44,12 @@ def test_names_of_parts_are_read_where_the_system_keeps_them(
     (tmp_path / "cpuinfo").write_text(
         "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t: fpu avx512f avx2 avx512_vnni\n"
     )
-    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "cpuinfo")
     assert machine.describe()["cpu"] == "AMD EPYC 9654"
-    assert cpu.instructions() == ["avx2", "avx512f"]
-    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "none")
-    assert cpu.model_name()
-    assert cpu.instructions() == []
+    assert processor.instructions() == ["avx2", "avx512f"]
+    monkeypatch.setattr(processor, "CPU_INFO", tmp_path / "none")
+    assert processor.model_name()
+    assert processor.instructions() == []
     line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version:  gcc 12.2.0"
     (tmp_path / "version").write_text(line)
     assert machine.gpu_driver(tmp_path / "version") == "570.86.15"

@@ -148,7 +148,7 @@ def test_experts_count_only_as_often_as_a_token_meets_them():
 def test_of_matrix_products_only_a_few_are_kept_prepared(variable: str) -> None:
     names = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"]
     program = (
-        "import os; from kubetune.base import cpu; cpu.keep_memory(); "
+        "import os; from kubetune.base.cpu import heap; heap.keep_memory(); "
         f"print(*map(os.environ.get, {names}))"
     )
     environ = {names[0]: variable} if variable else {}

@@ -24,32 +24,6 @@ STAY = "KUBETUNE_STAY"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class CompilingStopped(Exception):
-    """The process was asked to stop, and has left torch's compiler, which may take longer than the grace time."""
-
-
-_compiles = False
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Raise CompilingStopped for a request to stop while the block runs. The caller then goes on without the compiler."""
-    global _compiles
-    _compiles = True
-    try:
-        yield
-    finally:
-        _compiles = False
-
-
-def leave_compiler() -> None:
-    """Raise CompilingStopped if the main thread is in a block of `compiling`. For handlers of signals."""
-    global _compiles
-    if _compiles:
-        _compiles = False  # the exception may keep the block from doing it
-        raise CompilingStopped("the run is to stop")
-
-
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can clean up. The exit code is then 143."""

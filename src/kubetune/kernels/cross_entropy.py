@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.base import cpu
+from kubetune.base.cpu import heap
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, chunk_rows
 
@@ -97,7 +97,7 @@ def _kept_room(
     dtype: torch.dtype,
 ) -> Tensor:
     # Outside the heap: there, blocks as large as this would leave holes between those that are kept.
-    room = torch.frombuffer(cpu.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
+    room = torch.frombuffer(heap.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
     return room.view(rows, width)
 
 

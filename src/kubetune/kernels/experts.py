@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.base import cpu
+from kubetune.kernels import product_sizes
 
 # Rows of grouped products, and of their factors, have to be multiples of so many bytes.
 ALIGNED = 16
@@ -214,7 +214,7 @@ class _GroupedLora(Function):
 
 
 def _is_compiled_by_size(x: Tensor) -> bool:
-    return cpu.compiles_each_size(x.device.type, x.element_size())
+    return product_sizes.compiles_each_size(x.device.type, x.element_size())
 
 
 def _exact(x: Tensor) -> Tensor:
@@ -234,7 +234,7 @@ def _in_strides(
     weight: Tensor,
     ends: Sequence[int],
 ) -> Tensor:
-    """Return the grouped product, made of products of the few sizes in `cpu.STRIDES`.
+    """Return the grouped product, made of products of the few sizes in `product_sizes.STRIDES`.
 
     Example: 40 rows, of which the expert has 20:37. The stride for 17 rows is 32, but row 20 + 32 is
     after the last one. So the product is made of the rows 8:40, and of it 12:29 are kept: rows of
@@ -257,10 +257,10 @@ def _in_strides(
 
 def _stride(rows: int) -> int:
     """Return the smallest stride that holds `rows`, or the largest one."""
-    for stride in cpu.STRIDES:
+    for stride in product_sizes.STRIDES:
         if stride >= rows:
             return stride
-    return cpu.STRIDES[-1]
+    return product_sizes.STRIDES[-1]
 
 
 def _stacked(

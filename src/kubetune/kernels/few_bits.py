@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.base import cpu
+from kubetune.base.cpu import heap
 from kubetune.kernels.lora import Adapters, Layer, flattened, lora_backward, lora_forward
 
 
@@ -94,7 +94,7 @@ def _room(size: int, dtype: torch.dtype) -> Tensor:
     """Return memory for `size` numbers; all weights of a dtype use the same, one after the other."""
     # The room grows with the largest weight, and then stays: layers of a model repeat their sizes.
     if dtype not in _ROOMS or len(_ROOMS[dtype]) < size:
-        _ROOMS[dtype] = torch.frombuffer(cpu.outside_heap(size * dtype.itemsize), dtype=dtype)
+        _ROOMS[dtype] = torch.frombuffer(heap.outside_heap(size * dtype.itemsize), dtype=dtype)
     return _ROOMS[dtype][:size]
 
 

@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from kubetune import errors
 from kubetune.base import logs
-from kubetune.base.signals import CompilingStopped, compiling
+from kubetune.kernels.compiling import CompilingStopped, compiling
 from kubetune.plan import memory
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from kubetune.base import cpu
+from kubetune.base.cpu import processor
 from kubetune.config.schema import Config
 from kubetune.plan import measured
 from kubetune.plan.linears import shape_of
@@ -66,9 +66,9 @@ def with_measured_choices(
 def _with_dtype(config: Config, width: int | None) -> tuple[Config, list[str]]:
     """Return the config with the dtype that `auto` means on this processor, and what is to be said of it."""
     if config.model.dtype != "auto":
-        remark = cpu.slow_dtype(config.model.dtype, width)
+        remark = processor.slow_dtype(config.model.dtype, width)
         return config, [remark] if remark is not None else []
-    dtype, reason = cpu.dtype_for(width)
+    dtype, reason = processor.dtype_for(width)
     model = config.model.model_copy(update={"dtype": dtype})
     text = f"model.dtype: auto -> {dtype}, because {reason}"
     return config.model_copy(update={"model": model}), [text]

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from kubetune.base import logs
 from kubetune.base.humanize import counted
-from kubetune.base.signals import compiling
 from kubetune.kernels import pointwise
+from kubetune.kernels.compiling import compiling
 from kubetune.models.attention_hooks import packed_attention
 from kubetune.models.padding_free import (
     RECOMPUTING,

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kubetune.base import cpu
 from kubetune.kernels.padded_rows import PaddedRows, rows_of
 from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree
 
@@ -36,6 +35,8 @@ VARLEN_KWARGS = (
 # A larger relative change of other sequences is no rounding. In 16 bits more is rounded.
 NOTICED = 1e-6
 NOTICED_IN_HALF = 1e-2
+# Most tokens of a chunk of Mamba-2's scan on a CPU. transformers fills every row up to 256 of them.
+SCAN_CHUNK = 32
 
 
 @dataclass(frozen=True)
@@ -269,10 +270,10 @@ IN_ROWS: Forward = by_rows
 def _short_chunks(module: Any, device: torch.device) -> Iterator[None]:
     """On a CPU, let a module that names the length of its chunks use short ones. That changes only the rounding."""
     size = getattr(module, "chunk_size", None)
-    if device.type != "cpu" or not isinstance(size, int) or size <= cpu.SCAN_CHUNK:
+    if device.type != "cpu" or not isinstance(size, int) or size <= SCAN_CHUNK:
         yield
         return
-    module.chunk_size = cpu.SCAN_CHUNK
+    module.chunk_size = SCAN_CHUNK
     try:
         yield
     finally:

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from kubetune.base import cpu, files, jsonl, locks, logs
+from kubetune.base import files, jsonl, locks, logs
+from kubetune.base.cpu import processor
 from kubetune.base.humanize import counted
 from kubetune.errors import KubetuneError
 
@@ -151,7 +152,7 @@ def device_name(gpu: str | None) -> str:
     """Return the name of what computes here: the GPU, or the CPU and how many cores this process may use."""
     if gpu:
         return gpu
-    return f"{cpu.model_name()}, {counted(len(os.sched_getaffinity(0)), 'core')}"
+    return f"{processor.model_name()}, {counted(len(os.sched_getaffinity(0)), 'core')}"
 
 
 def place() -> Path:

@@ -17,7 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kubetune.base import cgroup, cpu, reminders
+from kubetune.base import cgroup, reminders
+from kubetune.base.cpu import processor
 from kubetune.base.gpus import gpu_use
 from kubetune.base.jsonl import Appender
 from kubetune.base.logs import family_logger
@@ -56,7 +57,7 @@ def describe() -> dict[str, Any]:
     return {
         "host": platform.node(),
         "system": platform.platform(),
-        "cpu": cpu.model_name(),
+        "cpu": processor.model_name(),
         "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "gpus": [gpu["name"] for gpu in gpus],

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from kubetune.base import cpu
+from kubetune.base.cpu import processor
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import wait_for_device
 from kubetune.models.acceleration import device_bytes
@@ -114,7 +114,7 @@ def describe(
 
     tokens = int(rows.lengths.sum())
     known["flops_per_token"] = math.fsum(flops.tolist()) / max(1, tokens)
-    if stated_peak is None and device.type == "cpu" and cpu.slow_dtype(kind, None):
+    if stated_peak is None and device.type == "cpu" and processor.slow_dtype(kind, None):
         # A share of a product that is slow itself would look good where the run is slow.
         return known
     peak, source = peak_of(device, dtype, stated_peak)

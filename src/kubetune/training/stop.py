@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from kubetune import errors
-from kubetune.base.signals import leave_compiler
+from kubetune.kernels.compiling import leave_compiler
 from kubetune.rundir.checkpoints import State
 
 

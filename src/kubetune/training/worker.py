@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from kubetune.base import cpu, logs, processes
+from kubetune.base import logs, processes
+from kubetune.base.cpu import heap
 from kubetune.config.schema import Config
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
@@ -62,7 +63,7 @@ def work(
 
     `end`: ends the process at once for data that cannot be used.
     """
-    cpu.keep_memory()
+    heap.keep_memory()
     processes.try_threads()
 
     # Before any process group: ranks that wait here wait for a file lock, not in a collective, which would time out.

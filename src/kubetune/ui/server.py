@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from kubetune.base import cpu
+from kubetune.base.cpu import heap
 from kubetune.base.faults import known
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.reporting.look.style import style
@@ -183,7 +183,7 @@ def serve(
     """Print the address and serve until a signal. Raise EnvironmentFault if the port is taken."""
     import uvicorn
 
-    cpu.give_back()
+    heap.give_back()
     # The port is taken before anything is printed, so that the address is true.
     listening = _listening(host, port)
     site = Site.of(folder, namespace)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base import cpu, files
+from kubetune.base import files
+from kubetune.base.cpu import processor
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import counted, size, visible
 
@@ -181,7 +182,7 @@ def _machine(device: str) -> dict[str, Any]:
         "cpu": facts["cpu"],
         "cores": facts["cores"],
         "memory_gib": round(facts["memory_bytes"] / 2**30),
-        "instructions": cpu.instructions(),
+        "instructions": processor.instructions(),
         "gpu": gpu,
         "driver": facts["driver"],
         "versions": facts["versions"],

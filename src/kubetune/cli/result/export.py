@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune.base import cpu
+from kubetune.base.cpu import heap
 from kubetune.base.humanize import visible
 from kubetune.base.signals import stoppable
 from kubetune.cli.busy import busy
@@ -83,7 +83,7 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
-    cpu.give_back()
+    heap.give_back()
     # What makes no sense is refused before the imports, which take seconds.
     from kubetune.result.forms import require_export
     from kubetune.result.forms.wanted import TrainedModel, WantedExport

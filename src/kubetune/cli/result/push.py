@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base import cpu
+from kubetune.base.cpu import heap
 from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
 from kubetune.base.registry.address import Address
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Upload, and print the address. The run's events say how it ended."""
-    cpu.give_back()
+    heap.give_back()
     # Where to, and whether the result is good enough, is known before anything is exported.
     wanted = WantedPush(
         args.repo,

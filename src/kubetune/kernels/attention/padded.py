@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kubetune.base import cpu
+from kubetune.kernels import product_sizes
 from kubetune.kernels.attention.blockwise import Rule
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
     if is_shared:
         length = max(SHORTEST, 1 << (length - 1).bit_length())
     elif device.type == "cpu":
-        length = cpu.few_values(length)
+        length = product_sizes.few_values(length)
 
     rows_by_room: list[list[int]] = [[] for _ in range(length + 1)]
     size = 0
@@ -173,7 +173,7 @@ def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
     within = np.arange(sum(lengths)) - np.repeat(before, lengths)  # of a token in its sequence
     starts = [start for start, _ in spans]
     return Filling(
-        size=cpu.few_values(size) if device.type == "cpu" else size,
+        size=product_sizes.few_values(size) if device.type == "cpu" else size,
         length=length,
         tokens=np.repeat(starts, lengths) + within,
         places=np.repeat(firsts, lengths) + within,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kubetune.base import cpu, logs
+from kubetune.base import logs
+from kubetune.base.cpu import processor
 from kubetune.rundir import metrics
 from kubetune.rundir.throughput import last_start
 
@@ -26,7 +27,7 @@ def decide(
     if world.device.type == "cuda":
         return dtype
     if dtype != "auto":
-        remark = cpu.slow_dtype(dtype, width)
+        remark = processor.slow_dtype(dtype, width)
         if remark is not None and world.is_main:
             logs.MODEL.warning("%s", remark)
         return dtype
@@ -53,7 +54,7 @@ def _choose(run_dir: Path, width: int | None) -> str:
     if kept is not None:
         logs.MODEL.info("model.dtype: auto -> %s, as this run began", kept)
         return kept
-    chosen, reason = cpu.dtype_for(width)
+    chosen, reason = processor.dtype_for(width)
     logs.MODEL.info("model.dtype: auto -> %s, because %s", chosen, reason)
     return chosen
 
