@@ -15,6 +15,7 @@ from torch import nn
 from transformers import modeling_layers
 
 from kubetune.models import padding_free, patches
+from kubetune.models.patch import Use
 from kubetune.rundir import metrics
 from tests import toy
 
@@ -220,7 +221,7 @@ def test_a_patch_says_what_does_not_fit() -> None:
         ({"place": "transformers.nowhere"}, "transformers.nowhere has no find_packed_sequence"),
         ({"parameters": ("places",)}, "takes (position_ids); expected (places)"),
         (
-            {"uses": (patches.Use(f"{fits.place}:create_causal_mask", "if cows_fly:"),)},
+            {"uses": (Use(f"{fits.place}:create_causal_mask", "if cows_fly:"),)},
             "create_causal_mask has no `if cows_fly:`",
         ),
     ):

@@ -36,6 +36,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.distributed.process_group import World
 from kubetune.models import patches, weight_files
+from kubetune.models.patch import replaced
 from kubetune.plan.memory import ROOM_TO_DRAW
 from kubetune.plan.model_shapes import TOWERS
 
@@ -453,7 +454,7 @@ def measured(lm: nn.Module, *, by_dora: bool) -> Iterator[None]:
         yield
         return
     if patches.READ_BY_DORA.is_known():
-        with patches.replaced(patches.READ_BY_DORA, shards.lending):
+        with replaced(patches.READ_BY_DORA, shards.lending):
             yield
     else:
         shards.keep()

@@ -40,7 +40,7 @@ from kubetune.config.schema import TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.distributed.process_group import World
-from kubetune.models import base_shards, loading, patches, weight_files
+from kubetune.models import base_shards, loading, patches, slice_patches, weight_files
 from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.model_shapes import TOWERS
 
@@ -177,7 +177,7 @@ def cutting(cut_by: Callable[[Any], Any], world_size: int) -> Iterator[dict[str,
     """
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    with patches.cutting_by(lambda model, *_: cut_by(model)), patches.reading_slices(SCORE):
+    with patches.cutting_by(lambda model, *_: cut_by(model)), slice_patches.reading_slices(SCORE):
         yield {"distributed_config": DistributedConfig(fsdp_size=world_size)}
 
 

@@ -1,9 +1,8 @@
-"""Every change to transformers that holds for a whole process: what, and how it is undone.
+"""Every change to transformers or PEFT that holds for a whole process: what, and how it is undone.
 
     patch                 without it
     SHARD_ON_LOAD …       a sharded model is read whole by each rank, and cut afterwards
     ROTARY                rotary embeddings run by the model's own code
-    LOAD_REPORT           transformers prints a table of weights that a checkpoint lacks
     PACKING               a GPU is waited for in every forward
     SET_WEIGHT            a base that is cut over the ranks is whole on each while it is read
     READ_BY_DORA          a base that is cut over the ranks is whole on each while DoRA measures it
@@ -16,74 +15,13 @@ and forwards set on modules of one model are no patches.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Use(NamedTuple):
-    """Something in other code that a patch relies on: a text in the source of a function."""
-
-    place: str  # `module:function`, or `module:class.method`
-    text: str  # white space aside
-
-
-@dataclass(frozen=True)
-class Patch:
-    """A name of another package that is replaced."""
-
-    place: str  # what holds the name: `module`, or `module:class`
-    name: str
-    parameters: tuple[str, ...] = ()  # the first ones that it takes
-    uses: tuple[Use, ...] = ()
-
-    def owner(self) -> Any:
-        """Return what holds the name. Raise ImportError or AttributeError if this version has no such place."""
-        return _find(self.place)
-
-    @cache  # noqa: B019  # the patches of this file live as long as the process
-    def misfit(self) -> str:
-        """Return why the patch does not fit the installed version, nothing if it fits."""
-        try:
-            content = vars(self.owner())[self.name]
-            # The attribute that is bound to a class, as callers that name the class see it.
-            is_bound = isinstance(content, classmethod)
-            function = content.__func__ if is_bound else content
-            if self.parameters:
-                names = tuple(inspect.signature(function).parameters)[is_bound:]
-                if names[: len(self.parameters)] != self.parameters:
-                    return f"{self.name} takes ({', '.join(names)}); expected ({', '.join(self.parameters)})"
-            for use in self.uses:
-                if _squeezed(use.text) not in _squeezed(inspect.getsource(_find(use.place))):
-                    return f"{use.place.rpartition(':')[2]} has no `{use.text}`"
-        except (ImportError, AttributeError, KeyError):
-            return f"{self.place} has no {self.name}, or has it elsewhere"
-        except (OSError, TypeError, ValueError, SyntaxError) as error:
-            return f"the source of {self.name} cannot be read ({error})"
-        return ""
-
-    def is_known(self) -> bool:
-        """True if the installed version has the name, and uses it as the patch expects."""
-        return not self.misfit()
-
-
-def _find(place: str) -> Any:
-    module_name, _, path = place.partition(":")
-    value = import_module(module_name)
-    for name in path.split(".") if path else ():
-        value = getattr(value, name)
-    return value
-
-
-def _squeezed(source: str) -> str:
-    return "".join(source.split())
-
+from kubetune.models.patch import Patch, Replaced, Use, original_of, replaced
 
 _LOADING = "transformers.core_model_loading"
 _SLICING = "transformers.distributed.sharding_utils:DtensorShardOperation"
@@ -157,8 +95,8 @@ INIT_MISSING = Patch(
 ROTARY = Patch(
     "transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", ("q", "k", "cos", "sin")
 )
-# The table of weights that a checkpoint lacks, which loading.py logs in one line.
-LOAD_REPORT = Patch("transformers.modeling_utils", "logger")
+# The logger of the table of weights that a checkpoint lacks. loading.py says the same in one line.
+LOAD_REPORT = "transformers.modeling_utils"
 # Finds where sequences of a packed batch begin, by their positions. On a GPU that is waited for in every forward, and
 # `cu_seqlens` tell it anyway.
 PACKING = Patch(
@@ -178,7 +116,8 @@ PACKING = Patch(
     ),
 )
 
-# PEFT's way to ask others for weights that DoRA measures. It would ask DeepSpeed. Else all weights are gathered meanwhile.
+# PEFT's hook for gathering sharded weights before DoRA measures them. It knows only DeepSpeed. Without this patch all
+# weights are gathered for that time.
 READ_BY_DORA = Patch(
     "peft.tuners.lora.dora",
     "gather_params_ctx",
@@ -211,38 +150,10 @@ SHARDING_PATCHES = (
     CONVERT_WEIGHTS,
     INIT_MISSING,
 )
-PATCHES = (*SHARDING_PATCHES, ROTARY, LOAD_REPORT, PACKING, READ_BY_DORA, SET_WEIGHT)
+PATCHES = (*SHARDING_PATCHES, ROTARY, PACKING, READ_BY_DORA, SET_WEIGHT)
 
 # Finds the sequences of a packed batch by their positions.
 Find = Callable[[Any], Any]
-
-
-class Replaced(AbstractContextManager[None]):
-    """Within, `owner.name` is `new`."""
-
-    # No generator: one that nobody holds any more would undo itself.
-
-    def __init__(self, owner: Any, name: str, new: Any) -> None:
-        self.owner = owner
-        self.name = name
-        self.new = new
-
-    def __enter__(self) -> None:
-        self.original = vars(self.owner)[self.name]
-        setattr(self.owner, self.name, self.new)
-
-    def __exit__(self, *error: object) -> None:
-        setattr(self.owner, self.name, self.original)
-
-
-def replaced(patch: Patch, new: Any) -> Replaced:
-    """Return the context in which the name of a patch is `new`."""
-    return Replaced(patch.owner(), patch.name, new)
-
-
-def original_of(patch: Patch) -> Any:
-    """Return what the name of a patch is now."""
-    return vars(patch.owner())[patch.name]
 
 
 def why_slower() -> str:
@@ -266,104 +177,6 @@ def why_whole() -> str:
 def cutting_by(cut: Any) -> Replaced:
     """Return the context in which `from_pretrained` shards a model by `cut(model, …)`."""
     return replaced(SHARD_ON_LOAD, staticmethod(cut))
-
-
-def reading_slices(new_head: str = "") -> ExitStack:
-    """Return the context in which each rank reads its slices of a model's weights, and only these.
-
-    `new_head`: the name of a module that transformers does not touch if no file has it: the caller draws its values.
-
-    A rank gets the slice that it would cut from the whole weight. A weight `[4 experts, 6, 3]` on 2 ranks:
-
-        in the file          the rank reads
-        [4, 6, 3]            [2, 6, 3], a slice
-        [4, 3, 6]            [2, 3, 6], which is transposed: the comparison is with the shape of a slice
-        one expert a time    each whole, [6, 3]: a slice of a part is no slice of the weight. The weight that is made
-                             of them is cut when it is complete
-    """
-    # All are made before the first is put in place, as they call transformers' own.
-    replacements = [
-        replaced(TRANSPOSE_EXPERTS, _transposing_slices()),
-        replaced(READ_SLICE, _reading_parts_whole()),
-        replaced(CONVERT_WEIGHTS, _cutting_what_is_made()),
-        replaced(INIT_MISSING, _initializing_sharded(new_head)),
-    ]
-    undo = ExitStack()
-    for replacement in replacements:
-        undo.enter_context(replacement)
-    return undo
-
-
-def _transposing_slices() -> Callable[..., Any]:
-    original = original_of(TRANSPOSE_EXPERTS)
-
-    def convert(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> Any:
-        ((name, tensors),) = input_dict.items()
-        tensor = tensors[0] if isinstance(tensors, list) else tensors
-        whole_shape = kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape
-        # Only the first dimension, the experts, is cut.
-        if self.check_dims and tensor.shape[1:] == whole_shape[1:]:
-            return {name: tensor}
-        return original(self, input_dict, *patterns, **kwargs)
-
-    return convert
-
-
-def _reading_parts_whole() -> Callable[..., Any]:
-    from torch import Tensor
-
-    original = original_of(READ_SLICE)
-
-    def shard_tensor(self: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        shape = source.shape if isinstance(source, Tensor) else source.get_shape()
-        is_part = len(shape) == self.param_ndim and shape[0] != self._axis0_size
-        if is_part:
-            return source[...].to(kwargs["device"], kwargs["dtype"])
-        return original(self, source, *args, **kwargs)
-
-    return shard_tensor
-
-
-def _cutting_what_is_made() -> Callable[..., Any]:
-    from torch import Tensor
-    from torch.distributed.tensor import DTensor
-
-    original = original_of(CONVERT_WEIGHTS)
-    cut = original_of(READ_SLICE)
-    slicing = READ_SLICE.owner()
-    parameters_of = cache(lambda model: dict(model.named_parameters()))
-
-    def convert(self: Any, *args: Any, model: Any, **kwargs: Any) -> Any:
-        weights = original(self, *args, model=model, **kwargs)
-        return {name: cut_value(model, name, value) for name, value in weights.items()}
-
-    def cut_value(model: Any, name: str, value: Any) -> Any:
-        parameter = parameters_of(model).get(name)
-        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor):
-            return value
-        if parameter.shape != value.shape:
-            return value
-        return cut(
-            slicing(parameter),
-            value,
-            device=value.device,
-            dtype=value.dtype,
-        )
-
-    return convert
-
-
-def _initializing_sharded(new_head: str) -> Callable[..., Any]:
-    original = original_of(INIT_MISSING)
-
-    def initialize(self: Any, module: Any, is_custom_code: bool = False) -> None:
-        if new_head and module is getattr(self, new_head, None):
-            return
-        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        has_tensors = bool(tensors)
-        original(self, module, is_custom_code and has_tensors)
-
-    return initialize
 
 
 def setting_weights(note: Callable[[Any, str], None]) -> Replaced:
@@ -401,7 +214,7 @@ def without_load_report() -> Iterator[None]:
     def is_other(record: logging.LogRecord) -> bool:
         return "LOAD REPORT" not in record.getMessage()
 
-    logger = logging.getLogger(LOAD_REPORT.place)
+    logger = logging.getLogger(LOAD_REPORT)
     logger.addFilter(is_other)
     try:
         yield

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from kubetune import errors
 from kubetune.base import fault_injection
-from kubetune.models.patches import Replaced
+from kubetune.models.patch import Replaced
 
 
 def without_progress_bars() -> Replaced:
