@@ -27,9 +27,10 @@ from kubetune.config.schema import Config
 from kubetune.errors import ENVIRONMENT, ConfigError
 from kubetune.k8s.api.api_errors import ApiCall, MissingRight, missing_rights, refusal
 from kubetune.k8s.api.kinds import KINDS
-from kubetune.k8s.cluster import in_pod, pods
+from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.causes import find_cause
 from kubetune.k8s.cluster.cluster_runs import ObservedRun
+from kubetune.k8s.cluster.in_pod import dev_command
 from kubetune.k8s.cluster.log_follow import LogCopy, Position
 from kubetune.k8s.cluster.submission import spec_of
 from kubetune.k8s.cluster.termination import last_step, trusted
@@ -418,7 +419,7 @@ def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> No
             (tmp_path / "go").write_text("\n")
             assert follower.wait() == 2
     (tmp_path / "exit").unlink()
-    assert in_pod.follow(tmp_path, 0) == ENVIRONMENT, "killed with what it watched"
+    assert dev_command.follow(tmp_path, 0) == ENVIRONMENT, "killed with what it watched"
 
 
 def observed_run(state: State, *pods_of_run: dict[str, Any], **progress: Any) -> ObservedRun:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.k8s.cluster import in_pod
+from kubetune.k8s.cluster.in_pod import unpacking
 
 
 @pytest.fixture(params=["filter", "older"], autouse=True)
@@ -44,7 +44,7 @@ def unpack(folder: Path, *members: tarfile.TarInfo) -> None:
     folder.mkdir(parents=True)
     # A stream, as standard input is.
     with tarfile.open(fileobj=content, mode="r|") as archive:
-        in_pod.extract(archive, folder)
+        unpacking.extract(archive, folder)
 
 
 def test_files_folders_and_inner_links_arrive(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class PodContainer:
 def ask(
     cluster: Cluster, target: PodContainer, *question: str, seconds: float | None = None
 ) -> list[Any]:
-    """Put a question of in_pod.py to a pod and return the values that it answers, one for each line of JSON.
+    """Put a question of in_pod to a pod and return the values that it answers, one for each line of JSON.
 
     Raise EnvironmentFault when it cannot answer.
     """

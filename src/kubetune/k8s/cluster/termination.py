@@ -1,6 +1,6 @@
 """Progress of a run whose pods have ended: from the agent's last message, a note on a stopped run, or a log.
 
-Pods that run answer from the run directory instead (in_pod.py).
+Pods that run answer from the run directory instead (in_pod).
 """
 
 from __future__ import annotations
