@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import Foreign, import_config, understand
+from kubetune.plugins.importers import Foreign, import_config, not_here, understand
 from kubetune.plugins.importers.engine import Note
 from tests.peers.read_keys import TABLE
 
@@ -329,3 +330,13 @@ def test_numbers_of_16_bits_switched_off_are_float32_there(peer: str, tmp_path: 
         "fp16": "carried",
         "bf16": "unneeded",
     }
+
+
+def test_no_pattern_of_what_is_not_here_is_covered_by_an_earlier_one() -> None:
+    earlier: list[str] = []
+    covered = []
+    for patterns in not_here.DROPPED:
+        for name in patterns.split():
+            covered += [(name, pattern) for pattern in earlier if fnmatchcase(name, pattern)]
+            earlier.append(name)
+    assert covered == []

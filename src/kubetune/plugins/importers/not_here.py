@@ -1,6 +1,7 @@
 """Keys of other tools that have no counterpart here: what they are for, or what to use instead.
 
-A table alone. A key is looked up where no row of its tool takes it; the first pattern that fits says why.
+A key is looked up if no row of its tool takes it. The first pattern that fits says why, so an exception stands before its
+pattern; a test finds patterns that an earlier one covers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ from typing import Any, Final
 # Keys that change memory, speed or files, but no result.
 _NO_EFFECT: Final = "has no counterpart; it concerns memory, speed or files, and no result"
 _AT_ZERO: Final = "adapters begin at zero, and stay the same ones through a run"
+_ONE_RATE: Final = "one learning rate for all that is trained"
+_OWN_CODE: Final = (
+    "code and registries of your own are not read; name files or data sets of the hub in data.train"
+)
+_OF_VERL: Final = "a setting of verl's workers or of another method, which has no counterpart"
 _NODES: Final = "several nodes: see compute.nodes and `kubetune submit`"
 _QUANTISED: Final = "the base is quantised by `quantization`"
 _NOT_SPLIT: Final = (
@@ -22,11 +28,15 @@ _NOT_SPLIT: Final = (
 DROPPED: Final[Mapping[str, Any]] = {
     "use_galore use_apollo use_badam use_adam_mini use_muon":
         ("AdamW and its 8-bit form are there (training.optim)", False),
+    "muon_lr":
+        _ONE_RATE,
     "galore_* apollo_* badam_* qgalore_* dion_* muon_* grokfast_* adam_beta3 adam_epsilon2 optim_target_modules "
     "optimizer sgd_momentum exp_avg_dtype exp_avg_sq_dtype main_params_dtype main_grads_dtype "
     "use_precision_aware_optimizer":
         "AdamW and its 8-bit form are there (training.optim)",
-    "optimizer_cpu_offload optimizer_offload_fraction offload_* *_cpu_offload layer_offloading ple_cpu_offload "
+    "offload_teacher_model":
+        "the teacher stays where it is; one too large for a GPU is read in shards, or asked by its servers",
+    "optimizer_cpu_offload optimizer_offload_fraction offload_* *_cpu_offload layer_offloading "
     "lora_on_cpu kt_* use_kt optimizer_cuda_graph":
         "nothing is moved to the host; use training.parallelism: fsdp where the model does not fit one GPU",
     "freeze_trainable_* freeze_extra_modules freeze_parameters* trainable_parameters* freeze_mm_modules lisa_* "
@@ -35,8 +45,8 @@ DROPPED: Final[Mapping[str, Any]] = {
     "adapters lora_model_dir adapter_name_or_path "
     "create_new_adapter mcore_adapter adapter_folder ref_adapters resume_only_model":
         "no run begins from an adapter; merge it into the model",
-    "loraplus_* lorap_lr_ratio vit_lr aligner_lr embedding_lr* lr_groups lr_div_factor muon_lr":
-        "one learning rate for all that is trained",
+    "loraplus_* lorap_lr_ratio vit_lr aligner_lr embedding_lr* lr_groups lr_div_factor":
+        _ONE_RATE,
     "init_weights":
         (_AT_ZERO, True),
     "pissa_init":
@@ -62,6 +72,8 @@ DROPPED: Final[Mapping[str, Any]] = {
     "desirable_weight undesirable_weight f_divergence_type center_rewards_coefficient max_completion_length "
     "max_prompt_len sft_alpha loss_weights calculate_KL":
         "a setting of preference tuning; says nothing in supervised fine-tuning",
+    "reward_model_plugin":
+        _OWN_CODE,
     "trl reward_funcs vllm vllm_* sglang_* infer_* ppo_* reward_model_* grpo_* num_iterations num_generations* "
     "epsilon epsilon_high delta advantage_estimator kl_in_reward scale_rewards reward_weights "
     "steps_per_generation generation_batch_size dynamic_sample max_resample_times overlong_filter soft_* "
@@ -72,7 +84,7 @@ DROPPED: Final[Mapping[str, Any]] = {
     "use_vllm structured_outputs_regex num_generation_samples":
         "a setting of learning by reward that is not there: servers of the tool itself (see grpo.servers), "
         "environments, other losses than `task: grpo` has",
-    "kd_* teacher_* offload_teacher_model gkd_* lmbda seq_kd logprobs top_logprobs":
+    "kd_* teacher_* gkd_* lmbda seq_kd logprobs top_logprobs":
         "`task: distill` learns from a teacher that is a model, and not from log-probabilities in the data",
     "use_dft_loss use_asft_loss use_eaft_loss use_eaft enable_dft_loss enable_channel_loss":
         ("cross-entropy is the only loss of supervised fine-tuning", False),
@@ -85,8 +97,8 @@ DROPPED: Final[Mapping[str, Any]] = {
     "shuffle_buffer_size val_dataset_shuffle data_sharding dataset_shard_* ignore_data_skip":
         "rows are shuffled, each epoch anew, by training.seed",
     "cached_dataset cached_val_dataset custom_dataset_info external_plugins custom_register_path callbacks "
-    "trainer_cls recipe axolotl_config_path local_repo_path reward_model_plugin":
-        "code and registries of your own are not read; name files or data sets of the hub in data.train",
+    "trainer_cls recipe axolotl_config_path local_repo_path":
+        _OWN_CODE,
     "stopping_strategy stop_words download_mode disable_auto_column_mapping dataset_keep_in_memory "
     "preprocess_iterable packing_num_proc preprocessing_batch_size data_shared_file_system "
     "num_dataset_shards_to_save dataset_prepared_* pretraining_sample_concatenation":
@@ -127,7 +139,7 @@ DROPPED: Final[Mapping[str, Any]] = {
     "eval_max_new_tokens":
         "answers are written by `kubetune generate` and `kubetune evaluate`, and while training as evaluation says",
     "eval_on_start trainer.val_before_train":
-        ("nothing is evaluated before the first step", False),
+        ("the model before training is measured in any case where evaluation.metrics has names", False),
     "compute_accuracy eval_metric eval_use_evalscope eval_dataset eval_dataset_args eval_limit "
     "eval_generation_config extra_eval_args do_bench_eval bench_* eval_causal_lm_metrics lm_eval_* "
     "eval_on_each_dataset eval_delay include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval "
@@ -146,7 +158,7 @@ DROPPED: Final[Mapping[str, Any]] = {
     "tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size expert_tensor_parallel_size "
     "dp_replicate_size":
         (_NOT_SPLIT, 1),
-    "parallelism_config tensor_* pipeline_* *_pipeline_* virtual_pipeline_* expert_parallel_* expert_backend "
+    "parallelism_config tensor_* pipeline_* *_pipeline_* expert_parallel_* expert_backend "
     "sequence_parallel* context_parallel* cp_* ring_attn_func heads_k_stride deepspeed_* zero_hpz_* ds3_* "
     "fsdp_* use_megatron_fsdp strict_fsdp_* data_parallel_* qlora_sharded_model_loading use_hyper_parallel "
     "hyper_parallel_args use_mca megatron_extra_kwargs microbatch_group_size_per_vp_stage device_groups "
@@ -156,10 +168,12 @@ DROPPED: Final[Mapping[str, Any]] = {
         (_NODES, False),
     "ray_num_workers":
         (_NODES, 1),
-    "master_addr master_port ray_* use_ray resources_per_worker device device_map max_memory gpu_memory_limit "
+    "ray_kwargs.* ray_init.*":
+        _OF_VERL,
+    "master_addr master_port ray_* resources_per_worker device device_map max_memory gpu_memory_limit "
     "accelerator_config":
         "the launcher knows processes and devices; see compute.nodes and compute.processes",
-    "use_unsloth* use_liger* liger_* *_kernel *_kernels use_v1_kernels *_fusion fp4_* fp8_* bridge_backend "
+    "use_unsloth* use_liger* liger_* *_kernel *_kernels *_fusion fp4_* fp8_* bridge_backend "
     "chunked_cross_entropy* tiled_mlp_* large_head_attention sage_attention flash_attn_* flash_optimum "
     "sdpa_varlen moe_* overlap_* align_* batch_p2p_comm tp_comm_overlap te_rng_tracker "
     "use_distributed_optimizer accumulate_allreduce_grads_in_fp32 attention_softmax_in_fp32 "
@@ -174,6 +188,6 @@ DROPPED: Final[Mapping[str, Any]] = {
     "skip_megatron_init use_cache":
         _NO_EFFECT,
     "actor_rollout_ref.* critic.* trainer.* algorithm.* data.* reward_model.* reward.* reward_manager.* "
-    "ray_kwargs.* ray_init.* global_profiler.* transfer_queue.* custom_reward_function.*":
-        "a setting of verl's workers or of another method, which has no counterpart",
+    "global_profiler.* transfer_queue.* custom_reward_function.*":
+        _OF_VERL,
 }  # fmt: skip
