@@ -105,7 +105,7 @@ def bounded(texts: list[str]) -> tuple[list[float | None], list[str]]:
     """Return what the function says in a reward process, and the bounds that the kernel refuses."""
     reward = RewardConfig(file=probes.__file__, function="look")
     pool = RewardPool([reward], GrpoConfig())
-    kept = os.dup(pool._replies)
+    kept = os.dup(pool.process.replies)
     try:
         [judgement] = pool.judge(request_of(texts))
     finally:

@@ -388,8 +388,8 @@ def test_no_process_of_a_function_outlives_it(code: Path, name: str) -> None:
     try:
         if not pool.is_separate:
             pytest.skip("the kernel gives no list of processes of its own")
-        assert pool._process is not None
-        [first] = processes.children(pool._process.pid)
+        assert pool.process is not None
+        [first] = processes.children(pool.process.pid)
         name_of_list = list_of(first)
         assert on_list(name_of_list) == [first]
         (judgement,) = pool.judge(request_of(["4"], [None]))
@@ -553,7 +553,7 @@ def test_the_reward_process_ends_with_the_rank(
         "from kubetune.config.schema import GrpoConfig, RewardConfig\n"
         "from kubetune.scoring.rewards.pool import RewardPool\n"
         "pool = RewardPool([RewardConfig(name='json_valid')], GrpoConfig())\n"
-        "print(pool._process.pid, pool._folder, flush=True)\n"
+        "print(pool.process.pid, pool.process.folder, flush=True)\n"
         "time.sleep(1000)\n"
     )
     rank = subprocess.Popen(
