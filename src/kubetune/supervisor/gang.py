@@ -28,7 +28,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -604,13 +604,7 @@ class Spoke:
             self._reason = f"no name server has answered where {place.master_addr} is"
             return None
         self._lookup = None
-        problem = OSError(f"{place.master_addr} has no address")
-        for *_, address in addresses:
-            try:
-                return socket.create_connection(address[:2], _CONNECT_SECONDS)
-            except OSError as error:
-                problem = error
-        raise problem
+        return _connected([address for *_, address in addresses], place.master_addr)
 
     def _received(self, seconds: float) -> list[dict[str, Any]]:
         assert self._connection is not None
@@ -658,6 +652,17 @@ class Spoke:
         if self._connection is not None:
             self._connection.send(**_end(status))
         self._part()
+
+
+def _connected(addresses: Sequence[Any], name: str) -> socket.socket:
+    """Return a socket that is connected to the first address that takes connections. Raise OSError if none does."""
+    problem = OSError(f"{name} has no address")
+    for address in addresses:
+        try:
+            return socket.create_connection(address[:2], _CONNECT_SECONDS)
+        except OSError as error:
+            problem = error
+    raise problem
 
 
 def link_of(place: Place, run_dir: Path) -> Link:

@@ -247,30 +247,12 @@ class Rows:
         """
         ids, trained = self.row(index)
         if self._others is not None:
-            other = self._with_answer_of(int(self._others[index]), ids, trained)
-            return (ids, trained), other
+            other = self.row(int(self._others[index]))
+            return (ids, trained), _with_answer_of((ids, trained), other, self.longest)
         if self.splits is not None:
             split = int(self.splits[index])
             return (ids[:split], trained[:split]), (ids[split:], trained[split:])
         return ((ids, trained),)
-
-    def _with_answer_of(
-        self,
-        other: int,
-        ids: NDArray[np.uint32],
-        trained: NDArray[np.bool_],
-    ) -> TrainedIds:
-        """Return a row's prompt with the answer of the row `other`, as far as it fits the longest sequence."""
-        #     row    P P a        other    Q b b b        longest 4
-        #     result P P b b      the last b is cut off
-        prompt = int(trained.argmax())  # tokens before the first label
-        other_ids, other_trained = self.row(other)
-        start = int(other_trained.argmax())
-        answer = slice(start, start + self.longest - prompt)
-        return (
-            np.concatenate([ids[:prompt], other_ids[answer]]),
-            np.concatenate([trained[:prompt], other_trained[answer]]),
-        )
 
     def ids_of_sequences(self, index: int) -> list[NDArray[np.uint32]]:
         """Return the ids of each sequence of a row."""
@@ -285,3 +267,18 @@ def count_holding(rows: Rows, smallest: int) -> int:
         if (ids >= smallest).any():
             count += 1
     return count
+
+
+def _with_answer_of(row: TrainedIds, other: TrainedIds, longest: int) -> TrainedIds:
+    """Return a row's prompt with the answer of another row, as far as it fits the longest sequence."""
+    #     row    P P a        other    Q b b b        longest 4
+    #     result P P b b      the last b is cut off
+    ids, trained = row
+    other_ids, other_trained = other
+    prompt = int(trained.argmax())  # tokens before the first label
+    start = int(other_trained.argmax())
+    answer = slice(start, start + longest - prompt)
+    return (
+        np.concatenate([ids[:prompt], other_ids[answer]]),
+        np.concatenate([trained[:prompt], other_trained[answer]]),
+    )

@@ -249,15 +249,7 @@ class FlatAdamW:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Load a checkpoint's state, and the weights from it. Raise ValueError if names, shapes or dtypes differ."""
-        expected = self.state()
-        for name in sorted(state.keys() - expected.keys()):
-            raise ValueError(f"optimizer state {name!r} is none of this optimizer's")
-        for name, tensor in expected.items():
-            stored = state.get(name)
-            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-                raise ValueError(f"optimizer state {name!r} does not fit this model")
-            tensor.copy_(stored)
-
+        _copy_tensors(state, into=self.state())
         # Which rows have occurred is not in a checkpoint: it follows from the moments.
         tables = {}
         for parameter, collected in self.collected.items():
@@ -268,3 +260,14 @@ class FlatAdamW:
         self.copies.refresh(self.tables)
         for parameter, rows in tables.items():
             self.collected[parameter].occurring = rows
+
+
+def _copy_tensors(state: dict[str, Tensor], into: dict[str, Tensor]) -> None:
+    """Copy the tensors of a checkpoint. Raise ValueError if names, shapes or dtypes differ."""
+    for name in sorted(state.keys() - into.keys()):
+        raise ValueError(f"optimizer state {name!r} is none of this optimizer's")
+    for name, tensor in into.items():
+        stored = state.get(name)
+        if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+            raise ValueError(f"optimizer state {name!r} does not fit this model")
+        tensor.copy_(stored)
