@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kubetune import errors
-from kubetune.base import logs
-from kubetune.base.humanize import size
 from kubetune.batching.feed import Feed
-from kubetune.distributed import process_group
-from kubetune.distributed.process_group import World
-from kubetune.models import base_shards, fsdp, prefix_sharing
+from kubetune.models import fsdp
 from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions
-from kubetune.scoring.counted_draws import uniforms
 from kubetune.scoring.judge import Judge
 from kubetune.training.rollouts.answer_windows import AnswerWindows
 from kubetune.training.rollouts.drawer import Drawer
@@ -22,14 +15,16 @@ from kubetune.training.rollouts.model_answers import ModelAnswers, reference_of
 from kubetune.training.rollouts.rewarding import Rewarding
 from kubetune.training.rollouts.rewards_of_run import open_rewarding
 from kubetune.training.rollouts.rollout_digest import digest_of
-from kubetune.training.rollouts.rollout_feed import RolloutFeed
+from kubetune.training.rollouts.rollout_feed import RolloutFeed, drawn_steps
 from kubetune.training.rollouts.self_check import (
     name_unused_settings,
     require_sampling,
+    say_of_parts,
     two_prompts,
 )
 from kubetune.training.rollouts.servers.connecting import served_by
 from kubetune.training.rollouts.servers.served_drawer import ServedDrawer
+from kubetune.training.rollouts.shared_prompts import may_share
 from kubetune.training.rollouts.teacher_prompts import teacher_prompts
 from kubetune.training.start.rank_start import RankStart
 
@@ -45,10 +40,10 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
     name_unused_settings(learner.lm, world)
     padding_free = learner.route.padding_free
     if settings.servers is None:
-        _say_of_parts(learner, world)
+        say_of_parts(learner, world)
         require_sampling(learner, two_prompts(data.train, padding_free), data.tokenizer.pad_id)
     seed = start.training.seed
-    shares = _may_share(start, learner)
+    shares = may_share(start.data.spec.data, learner, world)
     prompts = Feed(
         data.train,
         start.plan,
@@ -76,7 +71,7 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
         world,
         learner,
         share_prefixes=shares,
-        is_drawn=_drawn_steps(start, learner),
+        is_drawn=drawn_steps(learner.distill, seed),
         shown=_shown(start, learner, rewarding),
     )
     if judge is not None and start.rewards:
@@ -85,26 +80,6 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
         drawer.slots_of = windows.slots
         learner.undo.callback(drawer.close)
     return feed
-
-
-def _say_of_parts(learner: Learner, world: World) -> None:
-    """Log that answers are drawn with a base in parts, which is slow."""
-    shards = base_shards.of(learner.lm)
-    if shards is not None and not shards.has_room(world) and world.is_main:
-        logs.MODEL.info(
-            "answers are drawn layer by layer, since the whole base has no room: each of their tokens moves %s to each "
-            "rank; servers (grpo.servers), a quantised base or larger GPUs are faster",
-            size(shards.nbytes - shards.nbytes // world.size),
-        )
-
-
-def _drawn_steps(start: RankStart, learner: Learner) -> Callable[[int], bool]:
-    """Return which steps learn from drawn answers: all, or the share of them that distillation wants."""
-    if learner.distill is None or learner.distill.lmbda == 1:
-        return lambda _: True
-    share = learner.distill.lmbda
-    seed = start.training.seed
-    return lambda step: bool(uniforms(1, seed, "is drawn", step)[0] < share)
 
 
 def _shown(start: RankStart, learner: Learner, rewarding: Rewarding) -> dict[int, list[int]]:
@@ -122,19 +97,3 @@ def _shown(start: RankStart, learner: Learner, rewarding: Rewarding) -> dict[int
             f"{served.most_tokens:,}; start them with --max-model-len {longest + 1}, or shorten it"
         )
     return shown
-
-
-def _may_share(start: RankStart, learner: Learner) -> bool:
-    """True if answers to the same prompt share it in a batch. All ranks share or none."""
-    data = start.data.spec.data
-    if not data.packing or data.share_prefixes is False:
-        return False
-    why_not = prefix_sharing.why_not(learner)
-    if learner.teacher is not None:
-        why_not = why_not or prefix_sharing.why_not(learner.teacher)
-    for reason in process_group.gather(why_not, start.world):
-        if reason:
-            logs.DATA.info("prompts are computed for each of their answers: %s", reason)
-            return False
-    logs.DATA.info("prompts are computed once for all of their answers")
-    return True

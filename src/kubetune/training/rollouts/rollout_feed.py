@@ -10,6 +10,7 @@ import numpy as np
 
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import NOTHING, Work, evened
+from kubetune.config.schema import DistillConfig
 from kubetune.data.order import Ids
 from kubetune.data.prepared.micro_batches import split_batch
 from kubetune.data.prepared.prefixes import split_by_prefix
@@ -17,6 +18,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.models.learner import Learner
 from kubetune.plan.plan import Plan
+from kubetune.scoring.counted_draws import uniforms
 from kubetune.tasks.grpo.objective import divisor
 from kubetune.training.rollouts.answer_rows import AnswerRow, batch_of
 from kubetune.training.rollouts.answer_windows import AnswerWindows, RatedGroup
@@ -185,3 +187,11 @@ class RolloutFeed:
             divisor(settings, number, labels),
             share_prefixes=False,
         )
+
+
+def drawn_steps(distill: DistillConfig | None, seed: int) -> Callable[[int], bool]:
+    """Return which steps learn from drawn answers: all, or the share of them that distillation wants."""
+    if distill is None or distill.lmbda == 1:
+        return lambda _: True
+    share = distill.lmbda
+    return lambda step: bool(uniforms(1, seed, "is drawn", step)[0] < share)

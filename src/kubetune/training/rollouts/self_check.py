@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kubetune.base import logs
+from kubetune.base.humanize import size
 from kubetune.batching.batch import collate
 from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.errors import ModelError, first_line
@@ -110,4 +111,15 @@ def name_unused_settings(lm: Any, world: World) -> None:
         logs.DATA.info(
             "answers are drawn by the model's own probabilities, without %s of its generation_config; evaluations use it",
             ", ".join(settings),
+        )
+
+
+def say_of_parts(learner: Learner, world: World) -> None:
+    """Log that answers are drawn with a base in parts, which is slow."""
+    shards = base_shards.of(learner.lm)
+    if shards is not None and not shards.has_room(world) and world.is_main:
+        logs.MODEL.info(
+            "answers are drawn layer by layer, since the whole base has no room: each of their tokens moves %s to each "
+            "rank; servers (grpo.servers), a quantised base or larger GPUs are faster",
+            size(shards.nbytes - shards.nbytes // world.size),
         )
