@@ -13,6 +13,7 @@ from kubetune.reporting import write_report
 from kubetune.rundir import metrics
 from tests import browser
 from tests.run.test_report_long import write_run
+from tests.unit.test_sweep_page import MIXED, write_page, write_sweep
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -124,20 +125,30 @@ def test_numbers_and_pictures_are_saved(
     assert not errors
 
 
-def test_runs_are_sorted_by_their_headings(tab: Page, errors: list[str], compared: Path) -> None:
-    browser.show(tab, compared)
-    shown = "[...document.querySelectorAll('.results tbody th')].map((cell) => cell.textContent.slice(0, 1)).join('')"
-    assert tab.evaluate(shown) == "AB"
-    tab.click(".results thead th:nth-child(2) button")
-    assert tab.evaluate(shown) == "AB"
-    tab.click(".results thead th:nth-child(2) button")
-    assert tab.evaluate(shown) == "BA"
-    assert (
-        tab.evaluate("document.querySelector('.results thead th:nth-child(2)').ariaSort")
-        == "descending"
-    )
+def test_a_comparison_has_metrics_as_rows_and_its_folded_charts_open(
+    tab: Page, errors: list[str], compared: Path
+) -> None:
+    browser.show(tab, compared, 390)
+    assert tab.evaluate("[...document.querySelectorAll('.metrics thead th')].length") == 3
+    assert tab.is_visible(".verdict")
+    fold = tab.locator(".more-charts").first
+    assert not fold.locator("canvas").first.is_visible()
+    fold.locator("summary").first.click()
+    fold.locator("canvas").first.wait_for()
+    assert fold.locator("canvas").first.bounding_box()["width"] > 200  # type: ignore[index]
+    assert not errors
+
+
+def test_trials_are_sorted_by_their_headings(tab: Page, errors: list[str], tmp_path: Path) -> None:
+    browser.show(tab, write_page(write_sweep(tmp_path, MIXED)))
+    shown = "[...document.querySelectorAll('.trials tbody tr')].map((row) => row.id).join()"
+    first = tab.evaluate(shown)
+    head = ".trials thead th:nth-child(1)"
+    tab.click(f"{head} button")
+    rising = tab.evaluate(shown)
     tab.keyboard.press("Enter")
-    assert tab.evaluate(shown) == "AB"
+    assert tab.evaluate(shown).split(",") == rising.split(",")[::-1] != first.split(",")
+    assert tab.evaluate(f"document.querySelector('{head}').ariaSort") == "descending"
     assert not errors
 
 

@@ -180,9 +180,9 @@ def test_five_hundred_trials_stay_a_small_page(tmp_path: Path) -> None:
     assert page.count('<path class="trial ') == page.count('<tr id="trial-') == 500
     assert 'class="parallel many"' in page
     assert len(page) < 1_000_000
-    results = page[page.index('data-sortable="results"') :]
-    compared = results[: results.index("</table>")]
-    assert compared.count("<tr>") == 1 + 12, "no more runs side by side than can be told apart"
+    results = page[page.index('class="compared metrics"') :]
+    heads = results[: results.index("</thead>")]
+    assert heads.count("<th ") == 1 + 12, "no more runs side by side than can be told apart"
 
 
 def test_names_of_a_sweep_are_no_html(tmp_path: Path) -> None:

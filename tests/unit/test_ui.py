@@ -492,7 +492,7 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
 
 def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:
     text = client.get("/compare?dir=first&dir=second").text
-    assert re.search(r'data-order="0.9">0.9 <small>95 %: 0.81–0.95</small>', text)
+    assert re.search(r"<td>0.9 <small>95 %: 0.81–0.95</small>", text)
     assert "/compare?dir=first&amp;dir=second" in text
 
 
@@ -558,29 +558,51 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
     assert point() == ("", "94 %", "at step 60; the model before training was not evaluated")
 
 
-def test_the_best_value_of_a_column_is_marked_unless_tasks_differ(tmp_path: Path) -> None:
-    answers = {"metric": "exact_match", "before": 0.1, "after": 0.9, "before_interval": [0, 0.2], "after_interval": [0.4, 1],
-               "gained": 1, "lost": 0, "p_value": 0.5, "test": "McNemar"}  # fmt: skip
-    for name, value in (("a", 0.9), ("b", 0.5)):
-        run_dir = write_run(tmp_path / name, 60)
-        verdict = {
-            "step": 60,
-            "base": {"eval_exact_match": 0.1},
-            "best": {"eval_exact_match": value},
-            "answers": [answers],
-        }
-        (run_dir / metrics.VERDICT).write_text(json.dumps(verdict))
+def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
+    tmp_path: Path,
+) -> None:
+    def judge(name: str, value: float, interval: list[float]) -> None:
+        line = {"metric": "exact_match", "before": 0.1, "after": value, "before_interval": [0, 0.2],
+                "after_interval": interval, "gained": 1, "lost": 0, "p_value": 0.5, "test": "McNemar"}  # fmt: skip
+        best = {"eval_exact_match": value}
+        verdict = {"step": 60, "base": {"eval_exact_match": 0.1}, "best": best, "answers": [line]}
+        (tmp_path / name / metrics.VERDICT).write_text(json.dumps(verdict))
+
+    for name in ("a", "b"):
+        write_run(tmp_path / name, 60)
     with client_of(tmp_path) as client:
         client.get("/", params={"token": TOKEN})
-        text = client.get("/compare?dir=a&dir=b").text
-        assert 'data-order="0.9" class="best"' in text
-        assert 'data-order="0.5" class="best"' not in text
+
+        def compared() -> str:
+            return client.get("/compare?dir=a&dir=b").text
+
+        judge("a", 0.9, [0.8, 0.96])
+        judge("b", 0.5, [0.4, 0.6])
+        text = compared()
+        assert (
+            '<p class="verdict">a has the highest exact match, 0.9 against 0.5; its 95 % interval is apart'
+            in text
+        )
+        assert text.count('class="best"') == 1
+        assert "the same in all (Loss" in text, "charts in which nothing differs are behind a line"
+        judge("b", 0.85, [0.7, 0.92])
+        text = compared()
+        assert (
+            "None is better for certain: exact match is 0.85 to 0.9, and the 95 % intervals overlap."
+            in text
+        )
+        assert 'class="best"' not in text
+        judge("b", 0.9, [0.8, 0.96])
+        assert "All are equally good: exact match 0.9." in compared()
+
+        judge("b", 0.5, [0.4, 0.6])
         settings = json.loads((tmp_path / "b" / "resolved.json").read_text())
         (tmp_path / "b" / "resolved.json").write_text(
             json.dumps({**settings, "task": "reward_model"})
         )
-        text = client.get("/compare?dir=a&dir=b").text
+        text = compared()
         assert "Not comparable" in text
+        assert "None can be called the best: they learn different tasks." in text
         assert 'class="best"' not in text
 
 
@@ -672,9 +694,7 @@ def test_what_cannot_be_compared_is_said_first_and_nothing_of_it_is_best(tmp_pat
         (tmp_path / "b" / "data.json").write_text(json.dumps({"fingerprint": "one"}))
         text = visitor.get("/compare?dir=a&dir=b").text
         assert "the prepared data differ" not in text
-        assert not re.search(
-            r'data-label="(Tokens/s|Peak memory|Time in steps)"[^>]*class="best"', text
-        )
+        assert not re.search(r">(Tokens/s|Peak memory|Time in steps)<.*class=.best", text)
 
 
 def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path: Path) -> None:

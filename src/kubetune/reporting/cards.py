@@ -25,6 +25,7 @@ class Card:
     order: float | None = None  # the number that a table of several runs is sorted by
     # 1 if more is better, -1 if less is; 0 for what says nothing of quality, such as time, speed and memory
     better: int = 0
+    interval: tuple[float, float] | None = None  # of 95 %, where answers were judged
 
 
 def status(run: RunRecord) -> tuple[str, str]:
@@ -187,6 +188,6 @@ def judged_cards(run: RunRecord) -> list[Card]:
         low, high = row["after_interval"]
         about = f"95 %: {low:.3g}–{high:.3g}"
         better = 1 if is_greater_better(row["name"]) else -1
-        shown.append(Card(label, number(row["best"]), about, row["best"], better))
+        shown.append(Card(label, number(row["best"]), about, row["best"], better, (low, high)))
 
     return shown

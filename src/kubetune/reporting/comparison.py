@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kubetune.config.resolved import resolved
@@ -16,6 +17,32 @@ from kubetune.reporting.run_page import MOST_ANSWERS, sentence
 COLOURS = 12
 
 
+@dataclass(frozen=True)
+class Row:
+    """A measure of all runs."""
+
+    label: str
+    values: Sequence[cards.Card | None]  # of each run
+    best: int | None = None  # index of the run that is better than all others
+    remark: str = ""  # why none is
+
+    @property
+    def better(self) -> int:
+        """1 if more is better, -1 if less is, 0 for what says nothing of quality."""
+        return next((card.better for card in self.values if card), 0)
+
+    @property
+    def has_intervals(self) -> bool:
+        """True if any value has an interval."""
+        return any(card.interval for card in self.values if card)
+
+    @property
+    def about(self) -> str:
+        """What is remarked of every value in the same words, so that it is said once."""
+        remarks = [card.about for card in self.values if card]
+        return remarks[0] if len(remarks) > 1 and len(set(remarks)) == 1 else ""
+
+
 def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Return what the template `compare.html` needs, but for the charts."""
     names = labels(runs)
@@ -26,25 +53,25 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
         for problem in cards.damage(run):
             damage.append((name, problem))
 
-    # Values are better than others only if they measure the same thing on the same rows.
     cautions = _cautions(runs, names)
-    best: dict[str, float] = {}
-    if not cautions["tasks"] and not cautions["data"]:
-        best = _best_of_columns(headings, cards_of_runs)
-    columns, alike = _columns(headings, cards_of_runs)
+    # Values are better than others only if they measure the same thing on the same rows.
+    obstacle = _obstacle(cautions)
+    rows = _rows(cards_of_runs, headings, are_comparable=not obstacle)
+    shown, alike = _differing(rows)
     sentences = {sentence(run) for run in runs}
 
     different, common = differences([resolved(run.config) for run in runs])
+    of_tasks = [row for row in different if cautions["tasks"] and _is_of_task(row[0])]
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
     return {
         "title": " · ".join(names),
         "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
         "sentence": sentences.pop() if len(sentences) == 1 else "",
-        "headings": columns,
+        "verdict": _in_words(rows, names, obstacle),
+        "results": shown,
         "alike": alike,
-        "cards": cards_of_runs,
-        "best": best,
-        "settings": different,
+        "settings": [row for row in different if row not in of_tasks],
+        "of_tasks": of_tasks,
         "common": common,
         "packages": packages,
         "same_data": _same_data(runs, names)[1],
@@ -72,35 +99,107 @@ def _cards_of(runs: Sequence[RunRecord]) -> tuple[list[dict[str, cards.Card]], l
     return cards_of_runs, list(headings)
 
 
-def _best_of_columns(
-    headings: Sequence[str], cards_of_runs: Sequence[Mapping[str, cards.Card]]
-) -> dict[str, float]:
-    """Return the best value of each column that every run has and in which one value is better than another."""
-    best = {}
-    for heading in headings:
-        of_column = [by_label[heading] for by_label in cards_of_runs if heading in by_label]
-        value = _best(of_column)
-        if value is not None and len(of_column) == len(cards_of_runs):
-            best[heading] = value
-    return best
+def _rows(
+    cards_of_runs: Sequence[Mapping[str, cards.Card]],
+    headings: Sequence[str],
+    *,
+    are_comparable: bool,
+) -> list[Row]:
+    """Return a row for each label: measures of quality first, of these the ones with an interval."""
+    rows = []
+    for label in headings:
+        of_row = [by_label.get(label) for by_label in cards_of_runs]
+        if are_comparable:
+            best, remark = _best(of_row)
+            rows.append(Row(label, of_row, best, remark))
+        else:
+            rows.append(Row(label, of_row))
+    return sorted(rows, key=lambda row: (not row.better, not row.has_intervals))
 
 
-def _columns(
-    headings: Iterable[str], cards_of_runs: Sequence[Mapping[str, cards.Card]]
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the headings whose values differ between runs, and heading and value of the others."""
-    columns = []
+def _differing(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[str, str]]]:
+    """Return the rows whose values differ between runs, and label and value of the others."""
+    shown = []
     alike = []
-    for heading in headings:
-        values = {
-            by_label[heading].value if heading in by_label else None for by_label in cards_of_runs
-        }
+    for row in rows:
+        values = {card.value if card else None for card in row.values}
         only = next(iter(values))
         if len(values) > 1 or only is None:
-            columns.append(heading)
+            shown.append(row)
         else:
-            alike.append((heading, only))
-    return columns, alike
+            alike.append((row.label, only))
+    return shown, alike
+
+
+def _best(of_row: Sequence[cards.Card | None]) -> tuple[int | None, str]:
+    """Return the index of the run that is better than all others, and why there is none, if the reason is chance.
+
+    A difference inside of the 95 % intervals of both may be chance.
+    """
+    measured = [card for card in of_row if card is not None and card.order is not None]
+    if len(measured) < len(of_row) or not measured[0].better:
+        return None, ""
+    better = measured[0].better
+    ranked = sorted(measured, key=lambda card: better * (card.order or 0), reverse=True)
+    first = ranked[0]
+    if first.order == ranked[1].order:
+        return None, ""
+    intervals = [card.interval for card in ranked]
+    if any(intervals):
+        for other in ranked[1:]:
+            if first.interval is None or other.interval is None:
+                return None, "not all have an interval"
+            low, high = first.interval
+            other_low, other_high = other.interval
+            if low <= other_high and other_low <= high:
+                return None, "the 95 % intervals overlap"
+    return measured.index(first), ""
+
+
+def _obstacle(cautions: Mapping[str, str]) -> str:
+    """Return why no run can be called better than another, "" if nothing is in the way."""
+    if cautions["tasks"]:
+        return "they learn different tasks"
+    if cautions["data"]:
+        return "their data differ"
+    return ""
+
+
+def _in_words(rows: Sequence[Row], names: Sequence[str], obstacle: str) -> str:
+    """Return in a sentence which run is the best, or why none is."""
+    if obstacle:
+        return f"None can be called the best: {obstacle}."
+    judged = [row for row in rows if row.better and None not in row.values]
+    if not judged:
+        return "None can be called the best: no evaluation is recorded in all of them."
+    row = judged[0]
+    measured = [card for card in row.values if card is not None]
+    label = row.label[0].lower() + row.label[1:]
+    if len({card.value for card in measured}) == 1:
+        return f"All are equally good: {label} {measured[0].value}."
+    if row.best is None:
+        why = row.remark or "the best two are equal"
+        return f"None is better for certain: {label} is {_spread(measured)}, and {why}."
+    others = [card for index, card in enumerate(measured) if index != row.best]
+    best = "highest" if row.better > 0 else "lowest"
+    certain = "; its 95 % interval is apart from the others" if row.has_intervals else ""
+    value = measured[row.best].value
+    return f"{names[row.best]} has the {best} {label}, {value} against {_spread(others)}{certain}."
+
+
+def _spread(measured: Sequence[cards.Card]) -> str:
+    """Return the lowest and the highest of these values."""
+    ordered = sorted(measured, key=lambda card: card.order or 0)
+    low, high = ordered[0].value, ordered[-1].value
+    return low if low == high else f"{low} to {high}"
+
+
+# Sections and keys that only some tasks read.
+_OF_TASKS = ("classification", "preference", "grpo", "distill", "rewards")
+
+
+def _is_of_task(key: str) -> bool:
+    return key.partition(".")[0] in _OF_TASKS
 
 
 # Runs of lengths that differ by this factor are laid over each other by their share, not by their steps.
@@ -133,14 +232,6 @@ def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
         "letter": letter(index),
         "colour": index % COLOURS,
     }
-
-
-def _best(column: Sequence[cards.Card]) -> float | None:
-    """Return the best value of a column, None if its values are all alike or none is better."""
-    values = {card.order for card in column if card.order is not None}
-    if len(values) < 2 or not column[0].better:
-        return None
-    return max(values) if column[0].better > 0 else min(values)
 
 
 def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:

@@ -142,7 +142,7 @@ def _text(value: Any) -> str:
         for name, part in value.items():
             if _is_set(name, part):
                 parts.append(f"{name} {_text(part)}")
-        return ", ".join(parts) or "set"
+        return ", ".join(parts) or "used"
 
     if isinstance(value, str):
         return value

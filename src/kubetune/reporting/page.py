@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kubetune.base.files import write_atomic
-from kubetune.base.humanize import number, share, size
+from kubetune.base.humanize import counted, number, share, size
 from kubetune.base.logs import scrub
 from kubetune.reporting.chart import Chart, Line
 from kubetune.reporting.comparison import comparison_facts
@@ -52,11 +52,18 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     not_drawn = ""
     if len(runs) > 1:
         charts, not_drawn = _comparable(charts, runs)
+        drawn, hidden, why = _without_comparison(charts)
+        count = len(drawn)
         return "compare.html", {
             "not_drawn": not_drawn,
-            **_drawn(charts, runs),
+            **_drawn([*drawn, *hidden], runs),
             **comparison_facts(runs),
-            "folded_from": MOST_CHARTS,
+            "folded_from": min(MOST_CHARTS, count),
+            # The first chart of each fold, where it ends, and what it says of itself.
+            "folds": [
+                (MOST_CHARTS, count, counted(count - MOST_CHARTS, "more chart")),
+                (count, count + len(hidden), why),
+            ],
         }
 
     facts = run_facts(runs[0])
@@ -135,8 +142,18 @@ def charts_of(runs: Runs) -> list[Chart]:
     charts = []
     for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)):
         about = _with_missing_runs(chart, runs)
-        charts.append(replace(chart, about=about, markers=vertical_lines))
+        lines = _named_by_run(chart.lines, runs)
+        charts.append(replace(chart, lines=lines, about=about, markers=vertical_lines))
     return charts
+
+
+def _named_by_run(lines: Sequence[Line], runs: Runs) -> Sequence[Line]:
+    """Return lines of one measure, which the title of their chart names, with the names of their runs instead."""
+    measures = {line.label.removeprefix(f"{line.mark} ") for line in lines}
+    if len(runs) == 1 or len(measures) > 1:
+        return lines
+    names = labels(runs)
+    return [replace(line, label=f"{line.mark} {names[line.run]}") for line in lines]
 
 
 # Charts that say how well a run learns, beginnings of their names: the first of these is next to the loss.
@@ -166,6 +183,33 @@ def _comparable(charts: list[Chart], runs: Runs) -> tuple[list[Chart], str]:
     if dots:
         sentences.append(f"Not drawn, as each run has one value: {', '.join(dots)}.")
     return kept, " ".join(sentences)
+
+
+_MOST_TITLES = 3  # that a line on hidden charts names
+
+
+def _without_comparison(charts: Sequence[Chart]) -> tuple[list[Chart], list[Chart], str]:
+    """Return the charts in which runs differ, those that are of one run or the same in all, and a line on the latter."""
+    drawn = []
+    alone = []
+    alike = []
+    for chart in charts:
+        shown = {(line.run, line.dash): line.series for line in chart.lines}
+        first = chart.lines[0].run
+        if all(line.run == first for line in chart.lines):
+            alone.append(chart)
+        elif all(series == shown.get((first, dash)) for (_, dash), series in shown.items()):
+            alike.append(chart)
+        else:
+            drawn.append(chart)
+    parts = []
+    for part, what in ((alike, "the same in all"), (alone, "of one run only")):
+        if part:
+            titles = ", ".join(chart.title for chart in part[:_MOST_TITLES])
+            parts.append(
+                f"{len(part)} {what} ({titles}{', …' if len(part) > _MOST_TITLES else ''})"
+            )
+    return drawn, [*alike, *alone], f"Hidden charts: {'; '.join(parts)}"
 
 
 def _with_missing_runs(chart: Chart, runs: Runs) -> str:

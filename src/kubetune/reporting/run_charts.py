@@ -59,13 +59,12 @@ def line_of(runs: Runs, run: int, name: str, series: Series, metric: int = 0, **
     """Return a line of one run. `run` is its index, `metric` the index of the line in its chart.
 
     A lone run's lines differ by colour. Each of several runs has a colour and a letter, and its lines
-    differ by their dashes.
+    differ by their dashes. The page says once which run a letter is.
     """
     if len(runs) == 1:
         return Line(name, series, metric, dash=metric, **look)
     mark = letter(run)
-    label = f"{mark} {labels(runs)[run]}: {name}"
-    return Line(label, series, run, dash=metric, run=run, mark=mark, **look)
+    return Line(f"{mark} {name}", series, run, dash=metric, run=run, mark=mark, **look)
 
 
 @dataclass(frozen=True)
