@@ -147,6 +147,12 @@ def change_mode_of_output(target: Any) -> bool:
     return not stat.S_ISFIFO(os.fstat(2).st_mode)
 
 
+def open_private_folder(target: Any) -> bool:
+    # Its folder lies in one that only its user may enter. This leaves the mode as it is.
+    os.chmod("..", stat.S_IMODE(os.stat("..").st_mode))
+    return True
+
+
 def change_owner(target: Any) -> bool:
     os.chown(target["file"], os.getuid(), os.getgid())
     return True

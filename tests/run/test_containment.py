@@ -48,6 +48,7 @@ ROWS = {
         "make_file",
         "remove_file",
     ],
+    "let other users run files of its own with its rights (setuid)": ["open_private_folder"],
     "hold locks (`flock`) on files that it may read": ["lock_file"],
     "write to pipes on the disk": ["write_pipe"],
     "change the mode of the run's output": ["change_mode_of_output"],

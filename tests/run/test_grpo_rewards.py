@@ -112,6 +112,38 @@ def lies(completions, **rest):
     os.write(int(sys.argv[2]), bytes([255]) * 1000)
     time.sleep(1000)
 
+def replies(text):
+    content = text.encode()
+    os.write(int(sys.argv[2]), len(content).to_bytes(8, "big") + content)
+    time.sleep(1000)
+
+def nests_its_reply(completions, **rest):
+    replies("[" * 200000)
+
+def counts_its_metrics(completions, **rest):
+    replies('{"rewards": [1, 1], "metrics": 5}')
+
+def nests(completions, **rest):
+    for _ in range(3000):
+        os.mkdir("d")
+        os.chdir("d")
+    os.chmod(".", 0)
+    return [1.0] * len(completions)
+
+def lends(completions, **rest):
+    with open("shell", "wb") as file:
+        file.write(b"#!/bin/sh")
+    os.chmod("shell", 0o4755)
+    os.chmod(".", 0o755)
+    try:
+        os.chmod("..", 0o755)
+    except OSError:
+        return [1.0]
+    return [0.0]
+
+def overflows(completions, **rest):
+    replies('{"rewards": [1%s, 2], "metrics": {}}' % ("0" * 400))
+
 def fills(completions, **rest):
     with open("large", "wb") as file:
         file.truncate(10 * 2**30)
@@ -345,6 +377,8 @@ def test_functions_of_three_tools(ask: Ask, code: Path) -> None:
         pytest.param("forks", "took longer than 1 s and was stopped", marks=pytest.mark.slow),
         pytest.param("handles", "took longer than 1 s and was stopped", marks=pytest.mark.slow),
         ("lies", "wrote something that is no reply"),
+        ("nests_its_reply", "wrote something that is no reply"),
+        ("counts_its_metrics", "wrote something that is no reply"),
         ("fills", "File too large"),
     ],
 )
@@ -414,6 +448,50 @@ def test_functions_write_to_their_folder_alone(code: Path, tmp_path: Path) -> No
     assert not judgement.error
     assert judgement.rewards == [0.0, 0.0]
     assert outside.read_text() == "kept"
+
+
+def test_a_reward_that_no_float_can_hold_is_none(ask: Ask, code: Path) -> None:
+    rewards = [{"file": str(code), "function": "overflows"}]
+    [judgement] = ask(rewards, request_of(["4", "5"], [None]))
+    assert judgement.rewards == [None, 2.0]
+
+
+def test_deep_folders_are_removed_now_and_at_the_next_start(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    # pytest itself could not remove them.
+    request.addfinalizer(lambda: subprocess.run(["rm", "-rf", str(tmp_path)], check=False))
+    # Other tests remove what killed ranks leave in the usual folder.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    [left] = (pool := only("nests", code)).judge(request_of(["4"], [None]))
+    assert pool.process is not None
+    folder = Path(pool.process.folder).parent
+    # As a rank does that is killed and whose process number nobody has now.
+    of_the_dead = tmp_path / f"kubetune-rewards-{2**22 + 1}-x"
+    folder.rename(of_the_dead)
+    pool.close()
+    assert left.rewards == [1.0]
+    assert of_the_dead.is_dir()
+    pool = only("nests", code)
+    assert not of_the_dead.exists()
+    pool.judge(request_of(["4"], [None]))
+    pool.close()
+    assert list(tmp_path.glob("kubetune-rewards-*")) == []
+
+
+def test_what_functions_leave_can_be_run_by_nobody_else(code: Path) -> None:
+    pool = only("lends", code)
+    try:
+        if "mounts" in pool.refused or not pool.is_separate:
+            pytest.skip("the kernel gives no mounts of its own")
+        assert pool.process is not None
+        [judgement] = pool.judge(request_of(["4"], [None]))
+        folder = Path(pool.process.folder)
+        assert (folder / "shell").stat().st_mode & 0o7777 == 0o4755
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
+    finally:
+        pool.close()
+    assert judgement.rewards == [1.0], judgement.error
 
 
 def _left_behind() -> list[str]:
@@ -575,8 +653,11 @@ def test_a_reward_process_whose_rank_ended_while_it_started_ends_too(tmp_path: P
     file = tmp_path / "hangs.py"
     file.write_text("while True:\n    pass\n")
     reward = RewardConfig(file=str(file), function="never")
-    content = pickle.dumps(([reward], 2**32))
-    with worker(len(content).to_bytes(8, "big") + content) as process:
+    content = b""
+    for message in (2**32, [reward]):
+        pickled = pickle.dumps(message)
+        content += len(pickled).to_bytes(8, "big") + pickled
+    with worker(content) as process:
         # Without namespaces of its own the process is tied to the rank before it runs its first line.
         if process.wait(30) == 0:
             pytest.skip("this kernel lets no process have a list of processes of its own")

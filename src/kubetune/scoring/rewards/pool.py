@@ -6,6 +6,7 @@ continues with another process, or ends, as `grpo.on_reward_error` says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,48 +78,58 @@ class RewardPool:
             reply = process.ask(
                 (number, request), self._settings.reward_timeout_seconds, f"reward {title}"
             )
+            return _judgement_of(reply, len(request.texts))
         except Gone as gone:
             # The next request begins another process.
             self.close()
-            return _without_rewards(len(request.texts), str(gone))
-
-        return _judgement_of(reply, len(request.texts))
+            nothing: list[float | None] = [None] * len(request.texts)
+            return Judgement(nothing, str(gone))
 
     def _start(self) -> RewardProcess:
         """Begin the process, and return it."""
         if self.has_code:
             # Functions of the same user could read the environment of this process, with its tokens.
             processes.hide_memory()
-        process = RewardProcess(self._rewards, int(self._settings.reward_memory_gib * 2**30))
-        self.process = process
+        process = RewardProcess(int(self._settings.reward_memory_gib * 2**30))
         self.is_separate = process.is_separate
         self.refused = process.refused
         if self.refused and self.has_code and self._settings.require_reward_isolation:
-            self.close()
+            process.close()
             raise errors.EnvironmentFault(
                 f"grpo.require_reward_isolation: the kernel of this machine refuses {isolation.consequences(self.refused)}"
                 ". Run it where the kernel allows that, or leave the key out. Nothing was trained."
             )
+        process.load(self._rewards)
+        self.process = process
         return process
 
 
-def _without_rewards(number: int, error: str) -> Judgement:
-    """Return the judgement by which none of so many answers has a reward."""
-    nothing: list[float | None] = [None] * number
-    return Judgement(nothing, error)
-
-
 def _judgement_of(reply: Mapping[str, Any], number: int) -> Judgement:
-    """Return the judgement of so many answers in a reply."""
+    """Return the judgement of so many answers in a reply. Raise Gone if it is none.
+
+    The process has run code of others, so all is checked.
+    """
     rewards = reply.get("rewards")
-    if not isinstance(rewards, list) or len(rewards) != number:
-        return _without_rewards(number, "the reward process wrote something that is no reply")
-    # The process has run code of others: nothing that it writes is taken for granted.
-    checked: list[float | None] = []
-    for reward in rewards:
-        is_number = isinstance(reward, (int, float)) and abs(reward) < float("inf")
-        checked.append(float(reward) if is_number else None)
-    return Judgement(checked, str(reply.get("error", "")), dict(reply.get("metrics", {})))
+    metrics = reply.get("metrics")
+    if not isinstance(rewards, list) or len(rewards) != number or not isinstance(metrics, dict):
+        raise Gone("the reward process wrote something that is no reply")
+    means = {}
+    for name, value in metrics.items():
+        mean = _finite(value)
+        if mean is not None:
+            means[name] = mean
+    return Judgement([_finite(reward) for reward in rewards], str(reply.get("error", "")), means)
+
+
+def _finite(value: Any) -> float | None:
+    """Return a number of JSON; None for what is none, or none that a float can hold."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def with_absolute_file(reward: RewardConfig) -> RewardConfig:

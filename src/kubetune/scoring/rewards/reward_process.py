@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -39,13 +38,16 @@ class Gone(Exception):
 
 
 class RewardProcess:
-    """A process that has loaded reward functions. Left by `close`."""
+    """A process that judges answers by reward functions. Left by `close`."""
 
-    def __init__(self, rewards: Sequence[RewardConfig], memory_bytes: int) -> None:
-        """Begin the process, and wait until it has loaded its functions. Raise ConfigError if it cannot."""
-        # A folder of its own is all that it may leave something in.
+    def __init__(self, memory_bytes: int) -> None:
+        """Begin the process, and wait until it is confined. Raise ConfigError if that fails."""
+        # A folder of its own is all that it may leave something in. It lies in one that nobody else may enter, since
+        # functions can give their files any mode.
         _remove_folders_of_the_dead()
-        self.folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
+        self._private = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
+        self.folder = os.path.join(self._private, "work")
+        os.mkdir(self.folder)
         read_requests, self._requests = os.pipe()
         self.replies, write_replies = os.pipe()
         printed, write_printed = os.pipe()
@@ -69,18 +71,28 @@ class RewardProcess:
         os.close(read_requests)
         os.close(write_replies)
         os.close(write_printed)
+        reply = self._ask_at_start(memory_bytes, "confining the reward process")
+        self.is_separate: bool = reply["is_separate"]  # it has a list of processes of its own
+        # Bounds that the kernel refuses, of isolation.WITHOUT.
+        self.refused: list[str] = reply["refused"]
+
+    def load(self, rewards: Sequence[RewardConfig]) -> None:
+        """Load the functions. Close the process and raise ConfigError if that fails."""
+        reply = self._ask_at_start(list(rewards), "loading the reward functions")
+        problems = reply.get("problems")
+        if problems == []:
+            return
+        self.close()
+        if not isinstance(problems, list):
+            problems = ["the reward process wrote something that is no reply"]
+        raise errors.ConfigError([f"rewards: {problem}" for problem in problems])
+
+    def _ask_at_start(self, message: Any, what: str) -> dict[str, Any]:
         try:
-            reply = self.ask((rewards, memory_bytes), START_SECONDS, "loading the reward functions")
+            return self.ask(message, START_SECONDS, what)
         except Gone as gone:
             self.close()
             raise errors.ConfigError(f"rewards: {gone}") from None
-
-        if reply.get("problems"):
-            self.close()
-            raise errors.ConfigError([f"rewards: {problem}" for problem in reply["problems"]])
-        self.is_separate = bool(reply.get("is_separate"))  # it has a list of processes of its own
-        # Bounds that the kernel refuses, of isolation.WITHOUT.
-        self.refused = [name for name in isolation.WITHOUT if name in reply.get("refused", ())]
 
     @property
     def pid(self) -> int:
@@ -100,7 +112,7 @@ class RewardProcess:
         os.close(self._requests)
         os.close(self.replies)
         self._printed.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self._private)
 
     def ask(self, message: Any, seconds: float, what: str) -> dict[str, Any]:
         """Return the reply to a message. Raise Gone after so many seconds, or when there can be none."""
@@ -128,7 +140,7 @@ class RewardProcess:
         self._printed.finish()
         try:
             reply = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             reply = None
 
         if not isinstance(reply, dict):
@@ -178,7 +190,18 @@ def _remove_folders_of_the_dead() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if pid.isdecimal() and not processes.is_alive(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(str(folder))
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder with whatever functions have put there, as far as its modes allow."""
+    # Not shutil.rmtree, which ends in a RecursionError where folders are nested a thousand deep.
+    remove = ["rm", "-rf", "--", folder]
+    subprocess.run(remove, check=False, stderr=subprocess.DEVNULL)
+    if os.path.lexists(folder):
+        # A folder without rights for its owner is not entered.
+        subprocess.run(["chmod", "-R", "u+rwx", folder], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(remove, check=False, stderr=subprocess.DEVNULL)
 
 
 def _environment(folder: str) -> dict[str, str]:

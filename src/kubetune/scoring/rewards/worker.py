@@ -1,4 +1,4 @@
-"""The reward process: `python -m kubetune.scoring.rewards.worker READ WRITE`, begun by `pool` and killed by it.
+"""The reward process: `python -m kubetune.scoring.rewards.worker READ WRITE`, begun by `reward_process` and killed by it.
 
 Reads requests and answers them until the pipe ends. The main thread runs the functions, since some (math_verify's) set
 alarms. A message is 8 bytes of length and then: of the rank's, a pickle; of this process's, JSON, since a rank must not
@@ -40,7 +40,7 @@ def main() -> None:
     content = _message(requests)
     if not content:
         return  # the rank ended before it asked for anything
-    rewards, memory_bytes = pickle.loads(content)
+    memory_bytes = pickle.loads(content)
     is_separate = isolation.separate()
     if is_separate:
         child = os.fork()
@@ -52,8 +52,14 @@ def main() -> None:
     # After the fork, and before anything of the user's is run.
     isolation.limit(memory_bytes)
     refused = isolation.confine(os.getcwd(), is_separate=is_separate)
+    # Said before any code of the user's is loaded, which could say otherwise.
+    _reply(replies, {"is_separate": is_separate, "refused": refused})
+    content = _message(requests)
+    if not content:
+        return  # the rank does not go on with these bounds
 
     # All that cannot be loaded is named at once.
+    rewards = pickle.loads(content)
     judges: dict[int, Judge] = {}  # by the number of the reward
     problems = []
     for number, reward in enumerate(rewards):
@@ -65,10 +71,7 @@ def main() -> None:
         except (Exception, SystemExit) as error:
             problems.append(f"{reward.title}: {_trace(error, reward.file)}")
 
-    _reply(
-        replies,
-        {"problems": problems, "is_separate": is_separate, "refused": refused},
-    )
+    _reply(replies, {"problems": problems})
 
     while content := _message(requests):
         number, request = pickle.loads(content)
