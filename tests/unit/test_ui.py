@@ -456,6 +456,13 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.get_by_text(re.compile(r"\d+ more charts")).click()
         page.locator(".more-charts .chart canvas").first.wait_for()
         page.select_option("#x-axis", "share")
+        # Data are found by the runs that used them; what does not fit goes with its file.
+        browser.show(page, f"{address}/data")
+        page.get_by_label("Find").fill("first")
+        page.locator("#data-sets tbody", has_text="first").wait_for()
+        page.get_by_label("Find").fill("nothing-like-this")
+        page.locator("#data-sets tbody").first.wait_for(state="hidden")
+        assert page.is_visible("#data-sets thead")
         assert not errors, "neither a script failed nor was anything refused by the policy"
 
 
@@ -707,11 +714,15 @@ def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path:
     with client_of(tmp_path) as visitor:
         visitor.get("/", params={"token": TOKEN})
         page = visitor.get("/data").text
-        assert page.count("1,234 rows") == 2, "two sets, of which one has two runs"
-        assert "56 held out" in page
-        assert "<summary>2 runs</summary>" in page
+        assert page.count('<td data-label="rows">1,234</td>') == 2, (
+            "two sets of one file, one of two runs"
+        )
+        assert page.count('scope="rowgroup"') == 1
+        assert "1 file, 2 data sets" in page
+        assert "1 run before" in page
+        assert '<td data-label="held out">56</td>' in page
         for name in ("a", "b", "c"):
-            assert f'href="/data?dir={name}"' in page
+            assert f'href="/run?dir={name}"' in page
         line = {"prompt": f"user\nWhat is {HOSTILE}?\nassistant\n", "before": "x", "answer": "y"}
         turned = {"exact_match": {"gained": [line, line]}}
         (tmp_path / "a" / metrics.VERDICT).write_text(json.dumps({"turned": turned}))

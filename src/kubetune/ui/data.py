@@ -45,7 +45,7 @@ def data(request: Request) -> Response:
     file = params.get("file", "")
     facts: dict[str, Any] = {
         "title": "Data",
-        "sets": _data_sets(site) if not run and not file else [],
+        "of_runs": _files_of_runs(site) if not run and not file else [],
         "files": _files(site),
         "run": run,
         "file": file,
@@ -95,8 +95,8 @@ def data(request: Request) -> Response:
     return page(request, "rows.html", verb, facts)
 
 
-def _data_sets(site: Site) -> list[dict[str, Any]]:
-    """Return the data sets of the runs, the most used first: their sources, counts of rows and lengths, and their runs.
+def _files_of_runs(site: Site) -> list[dict[str, Any]]:
+    """Return the files that runs were trained on, the last used first: of each its data sets, and their runs.
 
     Runs have the same data set if they have the same prepared rows; before these are known, the same sources.
     """
@@ -106,10 +106,26 @@ def _data_sets(site: Site) -> list[dict[str, Any]]:
             continue
         facts_of_run = site.records.data_of(Path(listed["path"]))
         entry = sets.setdefault(facts_of_run["key"], {**facts_of_run, "runs": []})
-        entry["runs"].append(
-            {"dir": listed["dir"], "name": listed["name"], "model": listed["model"]}
-        )
-    return sorted(sets.values(), key=lambda entry: len(entry["runs"]), reverse=True)
+        run = {name: listed[name] for name in ("dir", "model", "started")}
+        entry["runs"].append({**run, "name": listed["name"] or listed["dir"]})
+
+    by_files: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for entry in sets.values():
+        entry["runs"].sort(key=_started, reverse=True)
+        by_files.setdefault(tuple(entry["paths"]), []).append(entry)
+    files = []
+    for paths, of_files in by_files.items():
+        of_files.sort(key=_last_used, reverse=True)
+        files.append({"paths": paths, "names": of_files[0]["names"], "sets": of_files})
+    return sorted(files, key=lambda file: _last_used(file["sets"][0]), reverse=True)
+
+
+def _started(run: Mapping[str, Any]) -> str:
+    return run["started"] or ""
+
+
+def _last_used(entry: Mapping[str, Any]) -> str:
+    return _started(entry["runs"][0])
 
 
 def _files(site: Site) -> list[str]:

@@ -125,12 +125,11 @@ class Records:
             prepared = shapes.read(run_dir / metrics.DATA)
         splits = prepared.get("splits") or {}
         train = splits.get("train") or {}
-        names = [Path(source.path).name for source in config.data.train]
+        paths = sorted(source.path for source in config.data.train)
         made: dict[str, Any] = {
-            "key": str(
-                prepared.get("fingerprint") or sorted(source.path for source in config.data.train)
-            ),
-            "names": names,
+            "key": str(prepared.get("fingerprint") or paths),
+            "paths": paths,
+            "names": [Path(path).name for path in paths],
             "task": config.task,
             "rows": train.get("rows"),
             "held_out": (splits.get("eval") or {}).get("rows"),

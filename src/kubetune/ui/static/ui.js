@@ -204,7 +204,7 @@ document.querySelectorAll("[data-load]").forEach(load);
 
 const filter = () => document.querySelectorAll("[data-filter]").forEach((field) => {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-  for (const line of byId(field.dataset.filter)?.children ?? []) {
+  for (const line of byId(field.dataset.filter)?.querySelectorAll(":scope > :not(thead)") ?? []) {
     line.hidden = !words.every((word) => line.textContent.toLowerCase().includes(word));
   }
 });
