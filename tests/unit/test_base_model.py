@@ -139,6 +139,12 @@ def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_tod
         ("q_proj, self_attn.v_proj", None),
         ("q_proj,nosuch", "this model has no module named nosuch; it has down_proj"),
         ("model\\.layers\\.0\\.self_attn\\.q_proj", None),
+        (".*mlp.*", None),
+        (
+            ".*mlp",
+            "no module's whole name matches .*mlp; names end in down_proj, embed_tokens, gate_proj",
+        ),
+        ("(((.+)+)+)+$x", "takes more than a second to match the names of modules"),
     ],
 )
 def test_targets_that_the_model_lacks_do_not_pass_a_plan(
@@ -150,6 +156,31 @@ def test_targets_that_the_model_lacks_do_not_pass_a_plan(
     assert code == (errors.USER if message else errors.OK)
     if message:
         assert message in capsys.readouterr().err
+
+
+def test_an_expression_adapts_the_matrices_that_it_matches_without_what_is_around_them(
+    folder: Path,
+) -> None:
+    """PEFT refuses an expression that matches a block or an activation too."""
+    save_model(folder, "llama")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    adapted = add_lora(model, LoraConfig(target_modules=".*mlp.*"), task_type="CAUSAL_LM", seed=0)
+    names = [name for name, _ in adapted.named_parameters() if "lora_A" in name]
+    assert {name.split(".lora_A")[0].rpartition(".")[2] for name in names} == {
+        "down_proj",
+        "gate_proj",
+        "up_proj",
+    }
+    assert all(".mlp." in name for name in names)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_an_expression_that_never_ends_is_refused_by_a_rank_too(folder: Path, kind: str) -> None:
+    """The names of a model may be others than those of its files, which a plan reads."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **COMMON))
+    endless = LoraConfig(target_modules="(((.+)+)+)+$x")
+    with pytest.raises(ConfigError, match="soon has an answer"):
+        add_lora(model, endless, task_type="CAUSAL_LM", seed=0)
 
 
 def save_model(folder: Path, kind: str, **facts: Any) -> ModelConfig:

@@ -22,7 +22,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from kubetune import errors
-from kubetune.base import logs
+from kubetune.base import expressions, logs
 from kubetune.base.files import IrregularFileError, require_plain
 from kubetune.base.humanize import counted
 from kubetune.config import consent
@@ -37,7 +37,7 @@ from kubetune.data.reading.hub import (
 )
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import base_shards, patches, quantization, weight_files
-from kubetune.models.adapters import expressions, saved
+from kubetune.models.adapters import saved
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.plan import model_shapes
 from kubetune.plan.base_model import Embeddings

@@ -14,7 +14,7 @@ from typing import Any
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig, ModelConfig
 from kubetune.errors import ConfigError
-from kubetune.plan.linears import EMBEDDINGS, HEADS, is_target, stacks, unreached
+from kubetune.plan.linears import EMBEDDINGS, HEADS, is_target, stacks, targeted, unreached
 from kubetune.plan.model_shapes import Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
@@ -142,15 +142,18 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
     if is_open or not weights.stated:
         return
     _require_tensors(lora, weights)
-    if isinstance(targets, str):
-        return
-    # A head that is tied to the embeddings is in no file.
-    named = [target for target in targets if not _may_be_tied(target)]
     modules = []
     for name, shape in weights.shapes.items():
         if len(shape) > 1 and name.endswith(".weight"):
             modules.append(name.removesuffix(".weight"))
-    problem = lacks_targets(named, modules)
+    if isinstance(targets, str):
+        # A head that is tied to the embeddings is in no file.
+        problem = None
+        if _has_names_of_model(weights) and not targeted([*modules, "lm_head"], targets):
+            problem = lacks_match(targets, modules)
+    else:
+        named = [target for target in targets if not _may_be_tied(target)]
+        problem = lacks_targets(named, modules)
     if problem is not None:
         raise ConfigError(problem)
 
@@ -267,6 +270,28 @@ def lacks_targets(targets: Sequence[str], modules: Iterable[str]) -> str | None:
     return _no_such_module("lora.target_modules", lost, last_parts)
 
 
+def lacks_match(expression: str, modules: Iterable[str]) -> str:
+    """Return the problem of an expression that matches no module of a model, with the ends of their names."""
+    last_parts = set()
+    for module in modules:
+        if HEADS.search(module) is None:
+            last_parts.add(module.rpartition(".")[2])
+    return (
+        f"lora.target_modules: no module's whole name matches {expression}; names end in "
+        f"{', '.join(sorted(last_parts))}"
+    )
+
+
+def _has_names_of_model(weights: Weights) -> bool:
+    """Return True if the names of the weights are, in their files, those that the model has.
+
+    Files may lack the first part, and those of models that see and hear have other parts.
+    """
+    if "text_config" in weights.config:
+        return False
+    return all(name.startswith("model.") or HEADS.search(name) for name in weights.shapes)
+
+
 def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     """Return True if the names of the weights leave open whether LoRA can adapt its target modules.
 
@@ -285,14 +310,14 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     for name, shape in weights.shapes.items():
         if len(shape) > 1:
             modules.append(name.removesuffix(".weight"))
+    chosen = targeted(modules, targets)
     # A named module that may be tied to another, or that a kernel reads, is allowed or refused by the built model.
     out_of_reach = unreached(weights.text_config.get("model_type"))
-    for module in modules:
-        is_open = _may_be_tied(module) or out_of_reach.fullmatch(module)
-        if is_open and is_target(module, targets):
+    for module in chosen:
+        if _may_be_tied(module) or out_of_reach.fullmatch(module):
             return True
     if isinstance(targets, str):
-        return not any(re.fullmatch(targets, module) for module in modules)
+        return not chosen
     return not all(_ends_one_of(modules, target) for target in targets)
 
 
@@ -301,14 +326,15 @@ def _has_open_tensors(lora: LoraConfig, weights: Weights) -> bool:
     if not weights.stated or "quantization_config" in weights.config:
         return True
     out_of_reach = unreached(weights.text_config.get("model_type"))
+    modules = [name.removesuffix(".weight") for name in weights.shapes]
+    chosen = targeted(modules, lora.target_modules)
     for target in lora.target_parameters:
         hits = [name for name in weights.shapes if is_target(name, (target,))]
         for name in hits:
             module = name.removesuffix(".weight")
             is_kept_by_model = _may_be_tied(module) or out_of_reach.fullmatch(module)
             # A module may get an adapter beside that on its tensor, and a convolution is no matrix.
-            is_twice = is_target(module, lora.target_modules)
-            if is_kept_by_model or is_twice or len(weights.shapes[name]) != 2:
+            if is_kept_by_model or module in chosen or len(weights.shapes[name]) != 2:
                 return True
         if not hits:
             return True

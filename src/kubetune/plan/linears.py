@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kubetune.base import expressions
 from kubetune.config.schema import LoraConfig, VisionConfig
+from kubetune.errors import ConfigError
 from kubetune.plan.memory import Shape
 from kubetune.plan.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 
@@ -223,7 +225,9 @@ def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:
     has_experts = any(True for _ in stacks(weights))
     frozen = trainable.frozen(weights.shapes)
     out_of_reach = unreached(weights.text_config.get("model_type"))
-    for linear in linears(weights, embeddings=not adapts_all):
+    candidates = list(linears(weights, embeddings=not adapts_all))
+    chosen = targeted([linear.name for linear in candidates], lora.target_modules)
+    for linear in candidates:
         name = linear.name
         # A weight that is named gets its adapter, whatever the rules below say.
         if lora.target_parameters and is_target(f"{name}.weight", lora.target_parameters):
@@ -234,22 +238,28 @@ def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:
             continue
         if adapts_all and has_experts and ROUTER.search(name):
             continue
-        if is_target(name, lora.target_modules) and not frozen.fullmatch(name):
+        if name in chosen and not frozen.fullmatch(name):
             yield linear
 
 
 def adapted_stacks(lora: LoraConfig, weights: Weights) -> Iterator[Stack]:
     """Yield the stacked experts that get adapters, by their names or the names of the layers that they hold."""
-    names_in_files = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}
-    for stack in stacks(weights):
-        # PEFT may be given the name of the stack, of all experts, or of the layer as it is in the files.
-        parent, _, layer = stack.name.rpartition(".")
-        names = [parent, stack.name]
-        for name in names_in_files.get(layer, ()):
-            names.append(f"{parent}.{name}")
+    names_of = {stack: _names_of(stack) for stack in stacks(weights)}
+    chosen = targeted((name for names in names_of.values() for name in names), lora.target_modules)
+    for stack, names in names_of.items():
         is_named = lora.target_parameters and is_target(stack.name, lora.target_parameters)
-        if is_named or any(is_target(name, lora.target_modules) for name in names):
+        if is_named or not chosen.isdisjoint(names):
             yield stack
+
+
+def _names_of(stack: Stack) -> list[str]:
+    """Return the names that choose a stack: of all experts, its own, or of the layer as it is in the files."""
+    names_in_files = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}
+    parent, _, layer = stack.name.rpartition(".")
+    names = [parent, stack.name]
+    for name in names_in_files.get(layer, ()):
+        names.append(f"{parent}.{name}")
+    return names
 
 
 def unreached(kind: object) -> re.Pattern[str]:
@@ -260,11 +270,25 @@ def unreached(kind: object) -> re.Pattern[str]:
     return re.compile(names)
 
 
-def is_target(name: str, targets: str | Iterable[str]) -> bool:
-    """True if `lora.target_modules` chooses a module, as PEFT reads it."""
+def targeted(names: Iterable[str], targets: str | Iterable[str]) -> frozenset[str]:
+    """Return the modules, of these names, that `lora.target_modules` chooses.
+
+    Raise ConfigError for an expression that has no answer soon.
+    """
     if targets == "all-linear":
-        return True
+        return frozenset(names)
     # Any other string is a regular expression, a list holds ends of names.
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
+    if not isinstance(targets, str):
+        return frozenset(name for name in names if is_target(name, targets))
+    chosen = expressions.matches(targets, names)
+    if chosen is None:
+        raise ConfigError(
+            f"lora.target_modules: {targets[:100]!r} takes more than a second to match the names of modules; expected a "
+            "regular expression that soon has an answer, such as .*(q|v)_proj, or a list of names"
+        )
+    return chosen
+
+
+def is_target(name: str, targets: Iterable[str]) -> bool:
+    """True if one of the targets is the name, or its end, as PEFT reads a list of them."""
     return any(name == target or name.endswith(f".{target}") for target in targets)

@@ -102,8 +102,8 @@ class LoraConfig(Section):
         Literal["all-linear"] | tuple[str, ...] | str, AsTuple, BeforeValidator(_split_names)
     ] = Field(
         "all-linear",
-        description="`all-linear`, a list of module names, or one regular expression that whole names match. "
-        "Plain names with commas between them (`q_proj,v_proj`) are a list.",
+        description="`all-linear`, a list of module names, or one regular expression: matrices whose whole names it "
+        "matches. Plain names with commas between them (`q_proj,v_proj`) are a list.",
     )
     target_parameters: Annotated[tuple[str, ...], AsTuple] = Field(
         (),

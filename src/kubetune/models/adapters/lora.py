@@ -16,7 +16,7 @@ from kubetune.models import base_shards
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.models.mixtures.targets import find_targets, has_matrix, unreached_names
 from kubetune.plan.base_model import lacks_whole_modules
-from kubetune.plan.linears import is_target
+from kubetune.plan.linears import targeted
 
 
 def add_lora(
@@ -115,8 +115,8 @@ def _require_reached(
     if targets == "all-linear":
         return
     refused = set()
-    for name in unreached_names(model):
-        if is_target(name, targets) and not frozen.fullmatch(name):
+    for name in targeted(unreached_names(model), targets):
+        if not frozen.fullmatch(name):
             refused.add(name.rpartition(".")[2])
     if refused:
         raise errors.ConfigError(_refusal(model, targets, refused))
@@ -168,13 +168,7 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
     incompatible = re.search(r"Incompatible modules: \{([^}]*)\}", message)
     if incompatible is not None:
         refused = set(re.findall(r"\w+", incompatible[1]))
-        return _refusal(model, targets, refused & {*_last_parts(model, nn.Linear)})
-    if "not found in the base model" in message:
-        names = ", ".join(_last_parts(model, nn.Module))
-        return (
-            f"lora.target_modules: no module's whole name matches {targets}; names end in {names}"
-        )
-
+        return _refusal(model, targets, refused & {*_last_parts(model)})
     return f"lora.target_modules: {message}"
 
 
@@ -182,26 +176,26 @@ def _refusal(model: nn.Module, targets: str | Sequence[str], refused: AbstractSe
     """Return a message for targets that take in modules which can have no adapter, with those that can."""
     kind = getattr(model.config, "model_type", "this kind")
     wanted = targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
-    others = [name for name in _last_parts(model, nn.Linear) if name not in refused]
+    others = [name for name in _last_parts(model) if name not in refused]
     return (
         f"lora.target_modules: {wanted} takes in {' and '.join(sorted(refused))}, which can have no adapter in {kind}; "
         f"write [{', '.join(others)}]"
     )
 
 
-def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+def _last_parts(model: nn.Module) -> list[str]:
     """Return the last parts of the names of a model's modules that have a matrix, without its head.
 
     PEFT may have refused the model when it had adapted a part of it: then some names end in `base_layer`.
     """
     head = cast(Any, model).get_output_embeddings()
-    out_of_reach = set() if kind is nn.Module else set(unreached_names(model))
+    out_of_reach = set(unreached_names(model))
 
     last_parts = set()
     for full_name, module in model.named_modules():
         name = full_name.removesuffix(".base_layer")
         is_other = not name or ".lora_" in name or name in out_of_reach or module is head
-        if not is_other and isinstance(module, kind) and has_matrix(module):
+        if not is_other and isinstance(module, nn.Linear) and has_matrix(module):
             last_parts.add(name.rpartition(".")[2])
 
     return sorted(last_parts)

@@ -37,7 +37,7 @@ _OTHER_HALF: Final = {
 Value = TypeVar("Value")
 # PEFT makes expressions of such names. Those of modules mean nothing special in one.
 Name = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)*$", max_length=1000)]
-# An expression for whole names. It may be anything, so only `expressions` may apply it.
+# An expression for whole names. It may be anything, so only `base/expressions` may apply it.
 Expression = Annotated[str, Field(min_length=1)]
 
 

@@ -7,6 +7,7 @@ only, and never the shared experts next to those.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -15,8 +16,8 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import routers_of, stacks_of
-from kubetune.plan.base_model import lacks_targets, lacks_tensors, refused_on_tensors
-from kubetune.plan.linears import is_target, unreached
+from kubetune.plan.base_model import lacks_match, lacks_targets, lacks_tensors, refused_on_tensors
+from kubetune.plan.linears import is_target, targeted, unreached
 
 # Names that the layers of each expert had, and have in other tools, by the stacked tensor that holds them now. A tensor
 # of two layers is adapted only if both are named.
@@ -51,8 +52,10 @@ def find_targets(
     takes_in_too_much = wanted == "all-linear" and (routers_of(model) or unreached_names(model))
     if stacks or takes_in_too_much:
         targets = _in_mixture(model, stacks, wanted, parameters, frozen)
-    elif isinstance(wanted, str):
+    elif wanted == "all-linear":
         targets = Targets(wanted, parameters)
+    elif isinstance(wanted, str):
+        targets = Targets(_matched(model, wanted), parameters)
     else:
         # PEFT would leave out in silence what it does not find.
         _require(wanted, linear_names(model))
@@ -63,6 +66,21 @@ def find_targets(
         if problem is not None:
             raise errors.ConfigError(problem)
     return targets
+
+
+def _matched(model: nn.Module, expression: str) -> list[str]:
+    """Return the modules with a matrix that an expression matches, by names as short as they can be.
+
+    PEFT would refuse an expression that matches anything else too, such as the block around them. Raise ConfigError if
+    none matches.
+    """
+    names = linear_names(model)
+    matched = targeted(names, expression)
+    if not matched:
+        raise errors.ConfigError(lacks_match(expression, names))
+    # A convolution that only the expression's author can have meant stays.
+    plain = [name for name in matched if _is_adaptable(model.get_submodule(name))]
+    return _short(sorted(plain or matched), [name for name, _ in model.named_modules()])
 
 
 def linear_names(model: nn.Module) -> list[str]:
@@ -178,10 +196,12 @@ def _named(
     if not isinstance(wanted, str):
         _require(wanted, [*linear_names(model), *_names_in(stacks)])
     routers = routers_of(model)
+    modules = [name for name, _ in model.named_modules()]
+    chosen = targeted([*modules, *_names_in(stacks)], wanted)
     for name in linear_names(model):
         # A matrix that its module computes with in another way than PEFT's layers do.
         is_other = name not in linear and name not in routers and not frozen(name)
-        if is_other and is_target(name, wanted):
+        if is_other and name in chosen:
             raise errors.ConfigError(
                 f"lora.target_modules: {name.rpartition('.')[2]} can have no adapter, as this model computes with "
                 f"its weight by itself ({type(model.get_submodule(name)).__name__}); leave it out"
@@ -189,12 +209,12 @@ def _named(
 
     tensors: set[str] = set()
     for name, stack in stacks.items():
-        for tensor in _wanted_tensors(name, stack, wanted):
+        for tensor in _wanted_tensors(name, stack, chosen):
             tensors.add(f"{name}.{tensor}")
     for name in routers:
-        if name not in linear and is_target(name, wanted):
+        if name not in linear and name in chosen:
             tensors.add(f"{name}.weight")
-    return [name for name in linear if is_target(name, wanted)], tensors
+    return [name for name in linear if name in chosen], tensors
 
 
 def _is_adaptable(module: nn.Module) -> bool:
@@ -227,15 +247,15 @@ def _names_in(stacks: Mapping[str, nn.Module]) -> Iterator[str]:
 def _wanted_tensors(
     name: str,
     stack: nn.Module,
-    wanted: str | tuple[str, ...],
+    chosen: AbstractSet[str],
 ) -> Iterator[str]:
-    """Yield the tensors of stacked experts that are wanted, by their own names or the names of the layers in them."""
+    """Yield the tensors of stacked experts that are chosen, by their own names or the names of the layers in them."""
     for tensor in _tensors(stack):
-        if is_target(name, wanted) or is_target(f"{name}.{tensor}", wanted):
+        if name in chosen or f"{name}.{tensor}" in chosen:
             yield tensor
             continue
         for old_names in _BEFORE_STACKING.get(tensor, ()):
-            hits = [old for old in old_names if is_target(f"{name}.{old}", wanted)]
+            hits = [old for old in old_names if f"{name}.{old}" in chosen]
             if len(hits) == len(old_names):
                 yield tensor
                 break

@@ -1,4 +1,4 @@
-"""Regular expressions of a received adapter, applied in another process, whose time and memory have limits.
+"""Regular expressions of run files and adapters, applied in another process, whose time and memory have limits.
 
 `(a+)+$` takes longer than anybody waits on a name of forty letters, and nothing ends it within a process.
 """
@@ -11,7 +11,8 @@ import resource
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from kubetune.base import processes
@@ -21,11 +22,33 @@ _SECONDS: Final = 1
 _MEMORY: Final = 1 << 30
 
 
-def matches(expression: str, names: Sequence[str]) -> set[str] | None:
+def matches(expression: str, names: Iterable[str]) -> frozenset[str] | None:
     """Return the names that an expression matches whole; None if it is none, or reaches a limit."""
+    answers = _answers(expression)
+    wanted = frozenset(names)
+    new = wanted - answers.keys()
+    if new:
+        matched = _matches(expression, sorted(new))
+        for name in new:
+            answers[name] = None if matched is None else name in matched
+    if any(answers[name] is None for name in wanted):
+        return None
+    return frozenset(name for name in wanted if answers[name])
+
+
+@lru_cache(maxsize=16)
+def _answers(expression: str) -> dict[str, bool | None]:
+    """Return the names that an expression was asked about, each with its answer; None where a limit was reached.
+
+    A plan asks several times.
+    """
+    return {}
+
+
+def _matches(expression: str, names: list[str]) -> set[str] | None:
     done = subprocess.run(
         processes.module(__name__),
-        input=json.dumps([expression, list(names)]),
+        input=json.dumps([expression, names]),
         capture_output=True,
         text=True,
     )
