@@ -195,7 +195,11 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
 
     Path("photos/cat").mkdir(parents=True)
     Path("photos/cat/1.png").touch()
+    # Neither files of other programs nor unfinished copies are images or records.
+    for name in ("._1.png", ".1.png.1a2b.tmp", ".rows.jsonl"):
+        Path("photos", "cat", name).touch()
     output = refused(capsys, "photos")
+    assert "holds 1 image and no file of records" in output
     assert 'photos/train.jsonl with lines such as {"image": "cat/1.png"' in output
     table("photos/labels.csv", ("file_name", "label"), [("cat/1.png", "cat")])
     assert "add a column `prompt`" in refused(capsys, "photos")

@@ -212,6 +212,7 @@ def test_what_is_no_model_in_whole_is_refused_and_leaves_nothing(
             [(TAR, tar({"config\x1b[2J.json": b""}), {})],
             r"'config\\x1b.* is no path inside the image",
         ),
+        ([(TAR, tar({".w.safetensors.1a2b.tmp": b""}), {})], "was never finished"),
         ([(f"{TAR}+gzip", gzip.compress(declaring(300 << 20)), {})], "than 10 times its size"),
         ([(f"{TAR}+gzip", gzip.compress(declaring(1 << 50)), {})], "than 10 times its size"),
         ([(TAR, declaring(-512), {})], "than 10 times its size|is no tar"),

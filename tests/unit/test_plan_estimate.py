@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +369,14 @@ def test_the_check_counts_files_of_a_folder_that_it_does_not_read(
     )
     (data / "seen.PNG").write_bytes(b"")
     assert not_read([SourceConfig(path=str(data))]).total() == 4
+    for name in (".a.jsonl", ".seen.png", ".seen.png.1a2b.tmp", ".gitattributes"):
+        (data / name).write_text("")
+    hidden = not_read([SourceConfig(path=str(data))], images=True) - Counter(
+        counts["files_not_read"]
+    )
+    assert hidden == {"hidden .jsonl": 1, "hidden .png": 1, "hidden .tmp": 1}
+    for name in (".a.jsonl", ".seen.png", ".seen.png.1a2b.tmp"):
+        (data / name).unlink()
     assert not_read([SourceConfig(path=str(data))], images=True).total() == 3, "records name images"
 
 

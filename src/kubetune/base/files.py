@@ -80,6 +80,11 @@ def temporary_sibling(path: StrPath) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
 
+def is_temporary(name: str) -> bool:
+    """Return True for the name of a copy that was not finished, as `temporary_sibling` makes them."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
 def fsync_folder(path: StrPath) -> None:
     """Make the names in a folder durable. Without it a power cut can undo a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

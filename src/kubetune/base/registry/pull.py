@@ -255,6 +255,10 @@ def _place_of(folder: Path, name: str, address: Address) -> Path:
     if leads_out or not name.isprintable() or len(parts) > _MOST_FOLDERS:
         shown = name if len(name) <= 100 else f"{name[:100]}…"
         raise ModelError(f"{address}: {shown!r} is no path inside the image")
+    if any(files.is_temporary(part) for part in parts):
+        raise ModelError(
+            f"{address}: {name!r} is a copy that was never finished; push the model again"
+        )
     path = folder.joinpath(*parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

@@ -56,7 +56,7 @@ from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
-from kubetune.data.reading.sources import read_source
+from kubetune.data.reading.sources import read_source, visible_in
 from kubetune.data.text.answer_targets import last_number
 from kubetune.errors import DataError
 
@@ -756,7 +756,7 @@ def _require_no_bare_images(folder: Path) -> None:
     images = list(_images_in(folder))
     # Texts beside images are their captions, and no records that name them.
     has_records = False
-    for file in folder.rglob("*"):
+    for file in visible_in(folder):
         if is_read(file) and ending_of(file) != ".txt":
             has_records = True
     if not images or has_records:
@@ -771,6 +771,6 @@ def _require_no_bare_images(folder: Path) -> None:
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    for file in sorted(folder.rglob("*")):
+    for file in visible_in(folder):
         if file.suffix.lower() in IMAGE_SUFFIXES:
             yield file

@@ -392,20 +392,43 @@ def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counte
     left: Counter[str] = Counter()
     for located in map(locate, sources):
         for file in located.others:
+            is_hidden = file.name.startswith(".")
             is_image = file.suffix.lower() in IMAGE_SUFFIXES
-            if file.is_file() and not (images and is_image):
-                left[file.suffix or file.name] += 1
+            if file.is_file() and not (images and is_image and not is_hidden):
+                kind = file.suffix or file.name
+                left[f"hidden {kind}" if is_hidden else kind] += 1
     return left
+
+
+def visible_in(folder: Path) -> list[Path]:
+    """Return what a folder of data holds, at any depth, in the order of names, without what is hidden in it.
+
+    Copies that were not finished are hidden too: `.a.png.1a2b.tmp`.
+    """
+    entries = []
+    for entry in sorted(folder.rglob("*")):
+        if not any(part.startswith(".") for part in entry.relative_to(folder).parts):
+            entries.append(entry)
+    return entries
+
+
+def _hidden_data_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that would be its records or images if they were not hidden, or unfinished.
+
+    Settings of programs (`.gitattributes`) are none, and what lies in hidden folders is a program's own.
+    """
+    files = []
+    for entry in folder.rglob(".*"):
+        is_inside = not any(part.startswith(".") for part in entry.parent.relative_to(folder).parts)
+        is_data = is_read(entry) or entry.suffix.lower() in (*IMAGE_SUFFIXES, ".tmp")
+        if is_inside and is_data and entry.is_file():
+            files.append(entry)
+    return files
 
 
 def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the files of a folder that hold records, and all else in it. Raise DataError if none holds any."""
-    entries = []
-    for entry in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in entry.relative_to(folder).parts)
-        if not is_hidden:
-            entries.append(entry)
-
+    entries = visible_in(folder)
     for entry in entries:
         reason = _why_not_read(entry)
         if reason:
@@ -422,7 +445,7 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
             f"{folder} holds no data; expected files of {readable_endings()}, or a data set saved by `datasets`"
         )
 
-    others = set(entries).difference(records)
+    others = {*entries, *_hidden_data_in(folder)}.difference(records)
     return tuple(records), tuple(sorted(others))
 
 
