@@ -171,6 +171,18 @@ def test_text_and_unknown_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "model: Qwen/Qwen3-0.6B" in capsys.readouterr().out
 
 
+def test_a_column_that_nothing_reads_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The look at the data names it, and so does each split of the verdict."""
+    rows = []
+    for n in range(60):
+        asked = {"role": "user", "content": f"What is {n}?"}
+        answered = {"role": "assistant", "content": f"It is {n}."}
+        rows.append({"messages": [asked, answered], "reasoning": f"I count to {n}, so"})
+    written(lines("talks.jsonl", rows))
+    output = capsys.readouterr()
+    assert (output.out + output.err).count("`reasoning` (thoughts) is not used") == 1
+
+
 def refused(capsys: pytest.CaptureFixture[str], *words: str, writes: bool = False) -> str:
     """Return what is said of words that `init` refuses, which leaves no file but as a start where `writes`."""
     Path("run.yaml").unlink(missing_ok=True)

@@ -137,13 +137,16 @@ def _for_data(args: argparse.Namespace) -> _Made:
     # A mistake of ours in the text is found before anything is written.
     config = load_config(FileText(args.output or Path("run.yaml"), text))
     with busy("judging the run"):
-        verdict = _verdict(config, has_model=args.model is not None)
+        verdict = _verdict(config, proposal.explained, has_model=args.model is not None)
     purpose = f" ({proposal.task.value}: {proposal.task.reason})"
     return _Made(text, purpose, proposal.unused, verdict)
 
 
-def _verdict(config: Config, *, has_model: bool) -> _Verdict:
-    """Return what `plan` would say. `has_model`: False for an example that is to be replaced by a model."""
+def _verdict(config: Config, explained: Sequence[str], *, has_model: bool) -> _Verdict:
+    """Return what `plan` would say, each column that nothing reads once, and without those that are `explained`.
+
+    `has_model`: False for an example that is to be replaced by a model.
+    """
     if not has_model:
         return _Verdict()
     from kubetune.library.plan_forecast import forecast_run
@@ -155,7 +158,11 @@ def _verdict(config: Config, *, has_model: bool) -> _Verdict:
         return _Verdict(problems=sentences([error]))
     warnings = []
     for finding in forecast.findings or ():
-        if finding.severity == "warning":
+        is_known = finding.id == "unused_column" and (
+            # A source is read by both splits, if rows of it are held out.
+            finding.split != "train" or any(f"`{name}` (" in finding.sentence for name in explained)
+        )
+        if finding.severity == "warning" and not is_known:
             warnings.append(f"warning: {finding.line}")
     return _Verdict(forecast.problems, warnings, forecast.is_looked_at)
 

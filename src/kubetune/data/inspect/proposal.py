@@ -129,6 +129,9 @@ class Proposal:
     answers: ReasonedChoice | None = None  # `evaluation.generate`, where answers can be compared
     remarks: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # what nothing reads, in words
+    explained: list[str] = field(
+        default_factory=list
+    )  # the columns that have a sentence each there
 
 
 def propose(source: SourceConfig, task: str | None = None) -> Proposal:
@@ -191,6 +194,7 @@ def settle_format(proposal: Proposal, *, has_template: bool | None) -> None:
         source = source.model_copy(update={"format": proposal.format.value})
     read_so = _read_all(proposal.records, source, proposal.kind, keys)
     proposal.unused = _in_words(read_so.unused)
+    proposal.explained = [column.name for column in read_so.unused if column.meaning != "other"]
     for column, number in sorted(read_so.absent.items()):
         proposal.unused.append(f"{lacking(column)}, in {counted(number, 'record')}")
     bad = read_so.problems
