@@ -436,8 +436,9 @@ def close(lm: nn.Module) -> None:
         lm.reset_iter_state()
 
 
-def borrow_head(lm: nn.Module, weight: Tensor) -> None:
-    """Have the weight of a head here, which is read without a call of its module."""
+def borrow(lm: nn.Module, module: nn.Module) -> None:
+    """Have the weights of a part of a model here that runs without a call of its layer, or of itself as a head."""
     shards = base_shards.of(lm)
     if shards is not None:
-        shards.borrow(weight)
+        for weight in module.parameters():
+            shards.borrow(weight)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from kubetune.kernels import few_bits, pointwise
 from kubetune.kernels.pointwise import Kernels
-from kubetune.models import patches
+from kubetune.models import fsdp, patches
 from kubetune.models.adapters import shared_input
 from kubetune.models.attention_hooks import CURRENT
 from kubetune.models.mixtures.experts import routers_of
@@ -168,7 +168,7 @@ def _proved_norm_forward(module: Any, kernels: Kernels) -> Forward | None:
     try:
         for form in NORM_FORMS:
             forward = _norm_forward(form, kernels)
-            if _gives_the_same(module, forward, weight.numel()):
+            if _gives_the_same(module, forward, _example(weight.numel(), like=weight)):
                 return forward
     finally:
         weight.copy_(original)
@@ -202,10 +202,16 @@ def _swap_swiglu(model: nn.Module, kernels: Kernels) -> int:
         gated = pointwise.swiglu(kernels, self.gate_proj(x), self.up_proj(x))
         return self.down_proj(gated)  # type: ignore[no-any-return]
 
+    # Of the embeddings: the weights of the module itself may be codes of a quantiser.
+    arithmetic = next(model.parameters())
     number = 0
     module: Any
     for module in model.modules():
-        if _is_swiglu(module) and _gives_the_same(module, forward, module.gate_proj.in_features):
+        if not _is_swiglu(module):
+            continue
+        fsdp.borrow(model, module)
+        x = _example(module.gate_proj.in_features, like=arithmetic)
+        if _gives_the_same(module, forward, x):
             module.forward = MethodType(forward, module)
             number += 1
     return number
@@ -220,19 +226,22 @@ def _is_swiglu(module: nn.Module) -> bool:
     return is_linear and "silu" in type(children["act_fn"]).__name__.lower()
 
 
+def _example(features: int, like: Tensor) -> Tensor:
+    """Return random input of the dtype and device of `like`."""
+    return torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(like)
+
+
 @torch.no_grad()
 def _gives_the_same(
     module: Any,
     forward: Forward,
-    features: int,
+    x: Tensor,
 ) -> bool:
-    """True if `forward` gives what the module does, up to rounding, for random input."""
+    """True if `forward` gives what the module does, up to rounding."""
     # Norms divide sums and MLPs add up thousands of products, so results are compared as a whole, not number by number.
-    parameter = next(module.parameters())
-    x = torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(parameter)
     expected = module(x).float()
     result = forward(module, x).float()
-    tolerance = 1e-6 if parameter.dtype == torch.float32 else 4e-3
+    tolerance = 1e-6 if x.dtype == torch.float32 else 4e-3
     return bool((expected - result).norm() <= tolerance * expected.norm())
 
 

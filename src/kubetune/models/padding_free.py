@@ -201,7 +201,7 @@ def require_head(
     def logits() -> Tensor:
         # Not by calling the head: the loss takes its weight and bias. Dory's has a scale for each token besides.
         states = hidden(lm, batch).to(head.weight.dtype)
-        fsdp.borrow_head(lm, head.weight)
+        fsdp.borrow(lm, head)
         return F.linear(states, head.weight, bias)
 
     was_training = lm.training

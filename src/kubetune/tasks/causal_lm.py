@@ -182,7 +182,7 @@ TASK: Final = CausalLM()
 def head_of(learner: Learner) -> Head:
     """Return the output head, with the place where the optimizer adds up its gradient."""
     layer = learner.lm.get_output_embeddings()
-    fsdp.borrow_head(learner.lm, layer.weight)
+    fsdp.borrow(learner.lm, layer)
     sums = learner.gradient_sums
     bias = getattr(layer, "bias", None)
     sum_of_bias = None
