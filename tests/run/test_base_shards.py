@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import signal
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +18,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Mxfp4Config
 
 from kubetune import errors
+from kubetune.batching.batch import collate
 from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
-from kubetune.models import base_shards, fsdp, patches
+from kubetune.kernels.pointwise import Kernels
+from kubetune.models import base_shards, compiled_layers, fsdp, patches
 from kubetune.models.acceleration import Workload
+from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import backbone, own_attention
 from kubetune.plan.forecast import forecast
@@ -36,12 +41,14 @@ from kubetune.scoring.rewards.named_models import NamedModel
 from kubetune.tasks import causal_lm
 from kubetune.training.rollouts.sampler import Decoder
 from tests import reviews, toy
-from tests.architectures import save_model
+from tests.architectures import random_rows, save_model, take_gradients
 from tests.preferences import write_pairs
 from tests.ranks import run_ranks
 from tests.run import test_grpo
 
 slow = pytest.mark.slow
+# Seconds for a run that compiles: on a crowded machine the C++ compiler alone takes minutes.
+PATIENCE = 900.0
 
 
 def make_config(
@@ -81,6 +88,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "fp4, dora": {"quantization": "fp4", "lora": {"r": 4, "use_dora": True}},
     "8bit": {"quantization": "8bit"},
     "nf4, bf16, recomputed": {"quantization": "4bit", "dtype": "bfloat16", "recomputed": True},
+    "compiled": {"compile": True},
+    "compiled layers": {"compile": "layers"},
+    "compiled layers, nf4, recomputed": {
+        "compile": "layers",
+        "quantization": "4bit",
+        "recomputed": True,
+    },
 }
 
 
@@ -91,19 +105,84 @@ def test_every_kind_of_base_and_adapter_has_the_same_bits(
     inputs: Path, tmp_path: Path, kind: str
 ) -> None:
     sections = dict(KINDS[kind])
-    training = {"max_steps": 4, "gradient_checkpointing": sections.pop("recomputed", False)}
+    compiled = sections.pop("compile", False)
+    training = {
+        "max_steps": 4,
+        "gradient_checkpointing": sections.pop("recomputed", False),
+        "compile": compiled,
+    }
     model = inputs / "model"
     if sections.pop("tied", False):
         model = save_model(tmp_path / "model", "qwen2", tie_word_embeddings=True)
     sections["model"] = {"path": str(model), "dtype": sections.pop("dtype", "auto")}
     ours, theirs = (
         toy.finished(
-            tmp_path / parallelism, make_config(inputs, parallelism, training, **sections), 2
+            tmp_path / parallelism,
+            make_config(inputs, parallelism, training, **sections),
+            2,
+            seconds=PATIENCE,
         )
         for parallelism in ("shard_base", "ddp")
     )
     assert toy.digests(ours) == toy.digests(theirs)
-    assert "the base is cut over 2 ranks" in toy.log_of(ours)
+    log = toy.log_of(ours)
+    assert "the base is cut over 2 ranks" in log
+    assert "without torch.compile" not in log
+    assert ("layers compiled: " in log) == (compiled == "layers")
+
+
+def learned_by_compiled_layers(
+    world: World, config: Config, failing: int | None
+) -> tuple[bool, tuple[float, float]]:
+    """Return if this rank's layers are compiled, and the loss and the gradient's norm by these.
+
+    `failing`: the rank whose compiler fails in the backward of a layer.
+    """
+
+    from functorch.compile import nop
+    from torch._dynamo.backends.common import aot_autograd
+
+    def fail(*_: Any) -> None:
+        raise ValueError("it makes no backward")
+
+    backward = fail if world.rank == failing else nop
+    backend = aot_autograd(fw_compiler=nop, bw_compiler=backward)
+    torch.compile = partial(torch.compile, backend=backend)
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
+    layers = compiled_layers.compile_layers(learner.model)
+    assert layers is not None
+
+    def learn() -> tuple[float, float]:
+        batch = collate(random_rows((37, 5)))
+        loss = float(causal_lm.TASK.backward(learner, batch, 1.0))
+        gradients = take_gradients(learner.model).values()
+        return loss, float(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+
+    compiled_layers.warm_up(layers, learn, may_leave=False)
+    return layers.is_on, learn()
+
+
+@slow
+def test_ranks_gather_alike_where_the_compiler_of_one_fails_in_a_backward(inputs: Path) -> None:
+    cut = run_ranks(learned_by_compiled_layers, 2, make_config(inputs, "shard_base"), 1)
+    whole = run_ranks(learned_by_compiled_layers, 2, make_config(inputs, "ddp"), None)
+    assert [is_on for is_on, _ in cut] == [True, False]
+    for (_, ours), (is_on, theirs) in zip(cut, whole, strict=True):
+        assert is_on
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def swapped_forwards(world: World, config: Config) -> Counter[str]:
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
+    return swap_forwards(learner.model, Kernels(), learner.undo)
+
+
+@pytest.mark.parametrize("quantization", ["none", "4bit", pytest.param("8bit", marks=slow)])
+def test_forwards_are_tried_where_weights_are_cut(inputs: Path, quantization: str) -> None:
+    settings = {"fused_forwards": False}
+    config = make_config(inputs, "shard_base", settings, quantization=quantization)
+    for counts in run_ranks(swapped_forwards, 2, config):
+        assert counts["swiglu"] == 2
 
 
 def save_quantised(folder: Path, method: str) -> Path:

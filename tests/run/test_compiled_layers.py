@@ -251,8 +251,8 @@ def test_where_it_cannot_work_it_is_refused_or_said(
 ) -> None:
     (tmp_path / "train.jsonl").touch()
     config = toy.make_config(tmp_path, {"compile": "layers"})
-    with pytest.raises(ValueError, match=r"does not work with training\.compile: layers"):
-        toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"})
+    with pytest.raises(ValueError, match=r"does not work with training\.compile: true or layers"):
+        toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"}, lora=None)
     model = build_model("llama", SHAPES["llama"])
     workload = acceleration.Workload(1)
     here = World(device=torch.device("cpu"))

@@ -5,15 +5,16 @@ One set of kernels serves all layers of a class, with the number of tokens left 
     attention      needs `cu_seqlens`, which differ from micro-batch to micro-batch
     evaluation     would have to be compiled once more, for little gain
 
-If the compiler fails, that is logged once, and the layers run as they are from then on.
+If the compiler fails, that is logged once, and the layers run as they are from then on. A base that is cut over the
+ranks is gathered around a layer's forward (base_shards), and so outside of what is compiled.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -206,18 +207,26 @@ def graphs() -> int:
 @contextmanager
 def _as_layers_need_it() -> Iterator[None]:
     """Set the compiler for layers, as far as this torch knows the settings."""
-    config = torch._dynamo.config
-    wanted = {
+    of_tracer = {
         # Raise at the limit of variants, instead of running a layer plainly without a word.
         "fail_on_recompile_limit_hit": True,
         # The floats of a layer, such as the epsilon of its norms, are constants. As inputs of a graph they are lost on the
         # way to the backward of a norm's second call (qwen3).
         "specialize_float": True,
     }
-    known = {name: value for name, value in wanted.items() if hasattr(config, name)}
+    # Compile the backward with the forward, where `run` catches what fails. A rank that left a backward halfway would
+    # not gather the layers that others wait for.
+    of_autograd = {"force_non_lazy_backward_lowering": True}
     # Set in each forward: the settings belong to a thread, and layers are run again in autograd's own threads.
-    with config.patch(known):
+    with _set(torch._dynamo.config, of_tracer), _set(torch._functorch.config, of_autograd):
         yield
+
+
+def _set(config: Any, wanted: Mapping[str, bool]) -> AbstractContextManager[None]:
+    """Set what `config`, a module of settings of torch, has of what is wanted."""
+    known = {name: value for name, value in wanted.items() if hasattr(config, name)}
+    patch: AbstractContextManager[None] = config.patch(known)
+    return patch
 
 
 def _checkpoints_in_forward() -> bool:

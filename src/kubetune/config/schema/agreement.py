@@ -165,8 +165,8 @@ def _not_sharded(run: RunFacts) -> list[str]:
     refused = {
         "task: sequence_classification": is_full and run.task == "sequence_classification",
         "preference.images without lora": is_full and run.preference.images,
-        "training.compile: true in full fine-tuning": is_full and run.training.compile is True,
-        "training.compile: layers": run.training.compile == "layers",
+        "training.compile: true or layers in full fine-tuning": is_full
+        and run.training.compile in (True, "layers"),
         "training.optim: adamw_8bit for full fine-tuning": is_full
         and run.training.optim != "adamw",
     }
