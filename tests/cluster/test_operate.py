@@ -21,10 +21,12 @@ from kubetune.cli.installation import doctor
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError, DataError
 from kubetune.k8s.api.client import Cluster as Client
+from kubetune.k8s.cluster.run_lookup import read_run
 from kubetune.library.gpu_pools import gpu_pool
 from kubetune.plan.proposals import GpuPool
 from standin.state.objects import find_condition, name_of
 from tests.cluster.operation import Desk, slow, write_progress
+from tests.unit.test_memory import QWEN3_8B
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 NVIDIA_SMI = """#!/bin/sh
@@ -61,6 +63,43 @@ def test_proposals_are_for_the_gpus_of_the_nodes(desk: Desk) -> None:
         pool = gpu_pool(load_config(file, environ={}), "cluster", {})
         nodes = Client().list("Node")
     assert pool == GpuPool(len(nodes), 8, 81_559 * 2**20)
+
+
+def test_what_auto_is_on_this_cluster_stays_for_all_starts(desk: Desk) -> None:
+    desk.cluster.break_image(".")
+    model = desk.folder / "models" / "m"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "vocab_size": 151_936, **QWEN3_8B})
+    )
+    changes = {
+        "model": str(model),
+        "training.parallelism": "auto",
+        "compute.nodes": 1,
+        "compute.gpus_per_node": 2,
+        "kubernetes.mounts": [{"path": str(model.parent), "claim": "models"}],
+    }
+
+    def submitted(*overrides: str) -> tuple[str, str]:
+        output = desk.quick("submit", "run.yaml", "--yes", *overrides).stderr
+        kept = read_run(Client(desk.cluster.namespace), "fit")
+        assert kept is not None
+        return kept.config.training.parallelism, output
+
+    desk.write(changes)
+    with desk.at():
+        # The H100s of its nodes have room for the whole.
+        chosen, output = submitted()
+        assert chosen == "ddp"
+        assert "auto -> ddp, because a process has 79.6 GiB and takes about" in output
+        chosen, output = submitted("compute.gpu_memory=16G", "compute.gpus_per_node=4")
+        assert chosen == "ddp"
+        assert "auto" not in output
+        desk.quick("delete", "fit", "--yes")
+        assert submitted("compute.gpu_memory=16G")[0] == "shard_base"
+        desk.quick("delete", "fit", "--yes")
+        # Where nobody here knows the model, a pod decides.
+        assert submitted("model.path=org/m")[0] == "auto"
 
 
 def test_a_dry_run_changes_nothing(desk: Desk) -> None:

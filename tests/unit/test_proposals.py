@@ -19,6 +19,7 @@ from kubetune.library.gpu_pools import gpu_pool
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.proposals import write_way
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.plan.devices import device_bytes
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.plan.parallelism import decide_parallelism
@@ -298,7 +299,8 @@ def test_auto_is_what_is_proposed_first(tmp_path: Path) -> None:
         best = propose(
             Run(config, run.plan_of, run.costs_of), GpuPool.parse(f"2x{gpu_memory}")
         ).best
-        chosen, _ = decide_parallelism(config, make_plan(config), {})
+        plan = make_plan(config)
+        chosen, _, _ = decide_parallelism(config, plan, device_bytes(config.compute, plan), {})
         assert best is not None
         assert best.config.training.parallelism == chosen
         planned, choices = with_measured_choices(config, make_plan(config), None, None)

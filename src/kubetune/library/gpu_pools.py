@@ -13,9 +13,6 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plan.devices import gpu_bytes
 from kubetune.plan.proposals import GpuPool
 
-MEMORY_LABEL = "nvidia.com/gpu.memory"  # in MiB, from NVIDIA's feature discovery
-
-_MIB = 2**20
 _WAYS_OUT = "give --gpus, such as 2x24GB"
 
 
@@ -48,6 +45,7 @@ def _of_run(compute: ComputeConfig, environ: Mapping[str, str]) -> GpuPool:
 def _of_cluster(kubernetes: KubernetesConfig | None) -> GpuPool:
     """Return the GPUs of the nodes that are alike and have the most memory together."""
     from kubetune.k8s.api.api_errors import ApiError
+    from kubetune.k8s.cluster.gpus import MEMORY_LABEL, gpus_of_nodes
     from kubetune.library.cluster_connection import open_cluster
 
     if kubernetes is None:
@@ -55,15 +53,13 @@ def _of_cluster(kubernetes: KubernetesConfig | None) -> GpuPool:
             "--gpus: found cluster, but the run file has no section kubernetes; add it"
         )
     try:
-        nodes = open_cluster(kubernetes.namespace).list("Node")
+        nodes = gpus_of_nodes(open_cluster(kubernetes.namespace), kubernetes.gpu_resource)
     except ApiError as error:
         raise EnvironmentFault(f"the nodes of the cluster: {error}; {_WAYS_OUT}") from None
     alike: Counter[tuple[int, int]] = Counter()
     for node in nodes:
-        gpus = int(node["status"].get("allocatable", {}).get(kubernetes.gpu_resource, 0))
-        memory = node["metadata"].get("labels", {}).get(MEMORY_LABEL, "")
-        if gpus and memory.isdecimal():
-            alike[gpus, int(memory) * _MIB] += 1
+        if node.gpu_bytes is not None:
+            alike[node.gpus, node.gpu_bytes] += 1
     if not alike:
         raise EnvironmentFault(
             f"no node of the cluster has both {kubernetes.gpu_resource} and the label {MEMORY_LABEL}; {_WAYS_OUT}"

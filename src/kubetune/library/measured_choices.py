@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kubetune.base.cpu import processor
 from kubetune.config.schema import Config
 from kubetune.plan import measured
+from kubetune.plan.devices import device_bytes
 from kubetune.plan.linears import shape_of
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
@@ -39,7 +40,10 @@ def with_measured_choices(
     if config.training.parallelism == "auto":
         from kubetune.plan.parallelism import decide_parallelism
 
-        chosen, why = decide_parallelism(config, plan, os.environ)
+        memory = None
+        if config.kubernetes is None or config.compute.gpu_memory:
+            memory = device_bytes(config.compute, plan)
+        chosen, why, _ = decide_parallelism(config, plan, memory, os.environ)
         texts.append(f"training.parallelism: auto -> {chosen}, because {why}")
         training = config.training.model_copy(update={"parallelism": chosen})
         config = config.model_copy(update={"training": training})

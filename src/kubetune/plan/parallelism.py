@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from kubetune.base.humanize import size
 from kubetune.config.schema import Config
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
-from kubetune.plan.devices import device_bytes, gpu_here
+from kubetune.plan.devices import gpu_here
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.proposals import Run, Way, first_that_fits, parallelisms
 
 
-def decide_parallelism(config: Config, plan: Plan, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return what `auto` is for a run, and why in a clause.
+class Choice(NamedTuple):
+    """What `auto` is for a run, and why in a clause."""
+
+    parallelism: str
+    why: str
+    is_known: bool = True  # False: the machine that runs it may know more
+
+
+def decide_parallelism(
+    config: Config, plan: Plan, memory: int | None, environ: Mapping[str, str]
+) -> Choice:
+    """Return what `auto` is for a run whose processes have so many bytes each, None if nobody knows.
 
     It follows from the config, the sizes of the model and the memory of a device, never from the data, which are not
     prepared yet: rows count as long as they may be. Where nobody knows, it is what takes the least memory.
     """
     whole, in_parts = parallelisms(config.lora)
     if plan.world_size == 1:
-        return whole, "there is one process"
-    memory = device_bytes(config.compute, plan)
+        return Choice(whole, "there is one process")
     if memory is None:
         key = "compute.memory" if plan.device == "cpu" else "compute.gpu_memory"
-        return in_parts, f"the memory of a process is not known here ({key})"
+        return Choice(in_parts, f"the memory of a process is not known here ({key})", False)
     weights = read_weights(config.model.path, environ)
 
     def planned_costs(changed: Config, plan: Plan, memory: int) -> Costs:
@@ -36,11 +46,12 @@ def decide_parallelism(config: Config, plan: Plan, environ: Mapping[str, str]) -
     if weights is not None:
         ways = first_that_fits(Run(config, lambda _: plan, planned_costs), memory)
     if not ways:
-        return in_parts, f"the sizes of {config.model.path} are not known before it is loaded"
+        why = f"the sizes of {config.model.path} are not known before it is loaded"
+        return Choice(in_parts, why, False)
     needs = []
     for way in ways:
         needs.append(f"{size(way.memory.peak_bytes)} with {way.config.training.parallelism}")
     text = f"a process has {size(memory)} and takes about {', '.join(needs)}"
     if not ways[-1].fits:
         text += ": neither fits"
-    return ways[-1].config.training.parallelism, text
+    return Choice(ways[-1].config.training.parallelism, text)

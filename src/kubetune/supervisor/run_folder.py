@@ -20,6 +20,7 @@ from kubetune.config import consent
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
+from kubetune.plan.devices import device_bytes
 from kubetune.plan.parallelism import decide_parallelism
 from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics, starts
@@ -36,7 +37,8 @@ def settled(config: Config, run_dir: Path, plan: Plan) -> Config:
         before = files.read_object(run_dir / RESOLVED)
         chosen = (before.get("training") or {}).get("parallelism")
     if chosen in (None, "auto"):
-        chosen, why = decide_parallelism(config, plan, os.environ)
+        memory = device_bytes(config.compute, plan)
+        chosen, why, _ = decide_parallelism(config, plan, memory, os.environ)
         print(f"kubetune: training.parallelism: auto -> {chosen}, because {why}", flush=True)
     training = config.training.model_copy(update={"parallelism": chosen})
     return config.model_copy(update={"training": training})

@@ -1,9 +1,9 @@
-"""GPUs of all pods of a run, as nvidia-smi in each of them tells."""
+"""GPUs of all pods of a run, as nvidia-smi in each of them tells, and those of the nodes, as their labels tell."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import NoProgram
 from kubetune.k8s.api.client import Cluster
 from kubetune.k8s.cluster.asking_pods import PodContainer, on_all
+
+MEMORY_LABEL = "nvidia.com/gpu.memory"  # in MiB, from NVIDIA's feature discovery
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,26 @@ def query_gpus(cluster: Cluster, targets: Sequence[PodContainer]) -> list[Gpus]:
         return Gpus(target.node, target.pod, parse_gpus(text))
 
     return on_all(query, targets)
+
+
+@dataclass(frozen=True)
+class NodeGpus:
+    """The GPUs of a node that pods may have."""
+
+    gpus: int
+    gpu_bytes: int | None  # of each, None if no label tells it
+    labels: Mapping[str, str]  # of the node
+
+
+def gpus_of_nodes(cluster: Cluster, resource: str) -> list[NodeGpus]:
+    """Return the GPUs of all nodes that have some. `resource`: their name in Kubernetes."""
+    nodes = []
+    for node in cluster.list("Node"):
+        gpus = int(node["status"].get("allocatable", {}).get(resource, 0))
+        labels = node["metadata"].get("labels", {})
+        memory = labels.get(MEMORY_LABEL, "")
+        if gpus:
+            nodes.append(
+                NodeGpus(gpus, int(memory) * 2**20 if memory.isdecimal() else None, labels)
+            )
+    return nodes

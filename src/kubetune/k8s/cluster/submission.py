@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,8 +10,10 @@ from typing import Any, Literal
 from kubetune.config.resolved import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.k8s.api.api_errors import ApiError
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.cluster import pods, preparation
+from kubetune.k8s.cluster.gpus import gpus_of_nodes
 from kubetune.k8s.cluster.run_lookup import read_run, workload_kind
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.configmap import pod_config
@@ -23,6 +26,9 @@ from kubetune.k8s.manifests.run_spec import (
     RunSpec,
     plan_without_data,
 )
+from kubetune.plan.devices import device_bytes
+from kubetune.plan.parallelism import decide_parallelism
+from kubetune.plan.plan import Plan
 from kubetune.rundir.starts import dated, moved_numbers
 
 Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
@@ -94,6 +100,7 @@ def compare(
         old_config = resolved(old.config)
     # A run keeps the date of its first start, which its prompts may show.
     config = config.model_copy(update={"data": dated(config.data, old_config)})
+    config = _decided(cluster, config, old_config)
     spec = spec_of(config, files)
 
     objects = change(render(config, plan_without_data(config), files))
@@ -122,6 +129,47 @@ def compare(
         is_same=is_same,
         preparing=preparing,
     )
+
+
+def _decided(cluster: Cluster, config: Config, before: Mapping[str, Any] | None) -> Config:
+    """Return the config with what `training.parallelism: auto` is on this cluster, for all starts of the run.
+
+    It stays `auto`, for the first pod to decide, where neither run file nor nodes tell the memory of the GPUs, or nobody
+    here knows the model. `before`: the config of the run that is there.
+    """
+    training = config.training
+    if training.parallelism != "auto":
+        return config
+    chosen = "auto" if before is None else before["training"]["parallelism"]
+    if chosen == "auto":
+        plan = plan_without_data(config)
+        choice = decide_parallelism(config, plan, _memory(cluster, config, plan), os.environ)
+        if not choice.is_known:
+            return config
+        chosen = choice.parallelism
+        cluster.tell_once(f"training.parallelism: auto -> {chosen}, because {choice.why}")
+    training = training.model_copy(update={"parallelism": chosen})
+    return config.model_copy(update={"training": training})
+
+
+def _memory(cluster: Cluster, config: Config, plan: Plan) -> int | None:
+    """Return the memory of a process: the least among nodes that pods may be on, None if one of them does not tell."""
+    if plan.device == "cpu" or config.compute.gpu_memory:
+        return device_bytes(config.compute, plan)
+    assert config.kubernetes is not None
+    try:
+        nodes = gpus_of_nodes(cluster, config.kubernetes.gpu_resource)
+    except ApiError:
+        return None  # many may not list nodes
+    wanted = config.kubernetes.node_selector.items()
+    least: int | None = None
+    for node in nodes:
+        if node.gpus < plan.processes_per_node or not wanted <= node.labels.items():
+            continue
+        if node.gpu_bytes is None:
+            return None
+        least = min(least or node.gpu_bytes, node.gpu_bytes)
+    return least
 
 
 def _as_seen(spec: RunSpec) -> dict[str, Any]:
