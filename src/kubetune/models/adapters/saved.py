@@ -155,16 +155,21 @@ def require_fitting_weights(folder: Path, settings: AdapterSettings) -> None:
         q_proj.lora_B.weight          [outputs, rank]
         experts.lora_A.weight         [rank × experts, inputs]      of a tensor with all experts
         q_proj.lora_magnitude_vector  [outputs]                     of DoRA
+        lm_head.weight                [outputs, inputs]             of a module in modules_to_save
 
     Whether the model has such modules, and inputs and outputs of these sizes, PEFT says.
     """
     shapes = _shapes(folder)
     missing = []
+    foreign = []
     has_adapter = False
     for name, shape in shapes.items():
         match = _PART.fullmatch(name)
-        # Modules that were trained whole are compared with the model's when they are put into it.
         if match is None:
+            # Modules that were trained whole are compared with the model's when they are put into it. Any other tensor
+            # would be put in the place of the base's own.
+            if not any(f".{module}." in name for module in settings.modules_to_save or ()):
+                foreign.append(name)
             continue
         has_adapter = True
         part = match["part"]
@@ -175,7 +180,7 @@ def require_fitting_weights(folder: Path, settings: AdapterSettings) -> None:
         if other not in shapes:
             missing.append(other)
         _require_rank(folder, settings, name, match, shape)
-    weight_files.require_same_names(folder, missing, [])
+    weight_files.require_same_names(folder, missing, foreign)
     if not has_adapter:
         raise errors.ModelError(f"{folder / WEIGHTS} has no adapter in it; {ADVICE}")
 
