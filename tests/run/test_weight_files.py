@@ -18,12 +18,15 @@ from transformers import AutoModelForCausalLM
 
 from kubetune import errors
 from kubetune.config.schema import ModelConfig
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.models import loading
 from kubetune.models.model_spec import ModelSpec
+from kubetune.scoring.generation import generate, greedy
 from kubetune.training.optimizer.shards import Buffers
 from tests import toy
 
 NAME = "adapter_model.safetensors"
+BASE = "base_model.model.model"
 SETTINGS = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
@@ -110,6 +113,13 @@ def test_an_adapter_with_other_tensors_answers_nothing(base_folder: Path, adapte
         (tensors | {"another": torch.ones(1)}, "have the foreign 'another'"),
         (tensors | {first: tensors[first] * torch.nan}, "numbers that are not finite"),
         (tensors | {first: tensors[first] + torch.inf}, "numbers that are not finite"),
+        (tensors | {first: tensors[first] - 1e30}, r"numbers up to 1e\+30, which no trained model"),
+        # Names that the base has, and PEFT would put there.
+        (
+            tensors | {f"{BASE}.norm.weight": torch.zeros(1)},
+            f"have the foreign '{BASE}.norm.weight",
+        ),
+        (tensors | {f"{BASE}.embed_tokens.weight": torch.zeros(1)}, "have the foreign"),
     ):
         save_file(content, adapter / NAME)
         base = AutoModelForCausalLM.from_pretrained(base_folder)
@@ -274,6 +284,15 @@ def test_a_model_whose_weights_are_not_finite_answers_nothing(
     loading.load_pretrained(AutoModelForCausalLM, whole, device)
     with pytest.raises(errors.ModelError, match=message):
         loading.load_trained(AutoModelForCausalLM, whole, folder, device)
+
+
+def test_logits_that_are_no_numbers_are_not_answered_from(base: Any, base_folder: Path) -> None:
+    """Weights that are finite one by one may overflow together."""
+    tokenizer = load_tokenizer(ModelConfig(path=str(base_folder)))
+    assert generate(base, tokenizer, [[5, 6, 7]], greedy(2))
+    base.get_output_embeddings().weight.data.fill_(3e38)
+    with pytest.raises(errors.ModelError, match=r"its logits are not finite.*range of float32"):
+        generate(base, tokenizer, [[5, 6, 7]], greedy(2))
 
 
 def test_a_model_without_some_of_its_layers_is_not_loaded(

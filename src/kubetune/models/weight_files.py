@@ -21,6 +21,8 @@ from kubetune.base.files import StrPath
 # The source of weights, and each with its name.
 RequireFinite = Callable[[StrPath, Iterable[tuple[str, Tensor]]], None]
 
+# Far above the weights of any model that was trained. Products of larger ones leave the range of a dtype.
+_LARGEST: Final = 1e8
 _COMPARED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -44,13 +46,13 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def require_finite_file(path: Path) -> None:
-    """Raise ModelError if a file is not whole, or holds numbers that are not finite."""
+    """Raise ModelError if a file is not whole, or as `require_finite` does."""
     with opened(path) as file:
         require_finite(path, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118 - it is no mapping
 
 
 def require_finite(origin: StrPath, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ModelError if weights, each with its name, hold numbers that are not finite."""
+    """Raise ModelError if weights, each with its name, hold numbers that are not finite, or larger than any model has."""
     for name, weight in weights:
         if isinstance(weight, DTensor):
             weight = weight.to_local()
@@ -65,6 +67,12 @@ def require_finite(origin: StrPath, weights: Iterable[tuple[str, Tensor]]) -> No
             raise errors.ModelError(
                 f"{origin}: {name} has numbers that are not finite, with which no answer means anything; get the "
                 "weights again, or choose another checkpoint. Nothing was loaded."
+            )
+        largest = max(-float(lowest), float(highest))
+        if largest > _LARGEST:
+            raise errors.ModelError(
+                f"{origin}: {name} has numbers up to {largest:.3g}, which no trained model has, and with which no answer "
+                "means anything; get the weights again, or choose another checkpoint. Nothing was loaded."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 from kubetune.batching.image_batches import PictureReader, collate_pictured, image_inputs
 from kubetune.data.reading.images import ImageRef
 from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.errors import ModelError
 
 # Keys of a generation_config that act without sampling too, and the values with which they change nothing.
 _NEUTRAL: Final[Mapping[str, Any]] = {
@@ -53,7 +55,7 @@ def generate(
     Models with a state that runs over the padding must be given prompts of one length. `settings`: arguments of
     transformers'
     `generate`. `images` of each prompt are read by `reader`; if they are no grids, a prompt with some is a batch of
-    its own.
+    its own. Raise ModelError if logits are not finite.
     """
     device = next(model.parameters()).device
     longest = max(len(prompt) for prompt in prompts)
@@ -68,6 +70,8 @@ def generate(
     if reader is not None and any(images):
         inputs = _image_inputs(prompts, images, reader, longest, device)
 
+    processors = [partial(_require_finite, model), *settings.get("logits_processor", ())]
+    settings = {**settings, "logits_processor": processors}
     out = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
@@ -78,6 +82,18 @@ def generate(
         **settings,
     )
     return [until_end(row, tokenizer.eos_ids) for row in out[:, longest:].tolist()]
+
+
+def _require_finite(model: Any, input_ids: Tensor, scores: Tensor) -> Tensor:
+    """Return the logits of the next tokens. Raise ModelError if some are no numbers, as from weights that overflow."""
+    # Tokens that other processors rule out are at -inf.
+    if bool((scores.isnan() | scores.isposinf()).any()):
+        raise ModelError(
+            f"model {model.name_or_path}: its logits are not finite, so that no answer means anything. Its weights are "
+            f"damaged, or its values leave the range of {str(model.dtype).removeprefix('torch.')}: get the weights "
+            "again, or set model.dtype to float32"
+        )
+    return scores
 
 
 def _image_inputs(
