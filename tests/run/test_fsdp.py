@@ -431,7 +431,7 @@ def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> Non
 def test_what_cannot_be_sharded_is_refused_at_once(inputs: Path) -> None:
     training = {"compile": True, "optim": "adamw_8bit"}
     with pytest.raises(
-        ValueError, match=r"fsdp does not work with training.compile: true in full"
+        ValueError, match=r"fsdp does not work with training.compile: true or layers in full"
     ) as error:
         make_config(inputs, "fsdp", training, **FULL)
     assert "training.optim: adamw_8bit for full fine-tuning" in str(error.value)
