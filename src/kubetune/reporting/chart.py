@@ -21,7 +21,7 @@ class Line:
     label: str
     series: Series
     colour: int = 0  # number of a colour of the style sheet
-    kind: str = "line"  # line, raw, smooth (charts.js smooths it) or points
+    kind: str = "line"  # line, smooth (charts.js smooths it) or points
     band: bool = True  # draw the lowest and highest behind a mean
     dash: int = 0  # number of a dash pattern
     run: int = 0  # index of the run on the page

@@ -22,8 +22,9 @@ from kubetune.reporting.rendering import render
 from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_charts, points_of
 from kubetune.reporting.run_page import run_facts
 
-# Axes that charts can be drawn over, other than steps: name in `Numbers.axes`, and title.
-AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
+# Axes that charts can be drawn over, other than steps: name, and title.
+AXES = {"tokens": "tokens", "epoch": "epochs", "time": "time in steps"}
+_OF_AXES = {"time": "hours"}  # the name in `Numbers.axes`, where it is another
 
 # A function that writes a number of a chart as text.
 Writer = Callable[[Any], str]
@@ -69,7 +70,7 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     facts = run_facts(runs[0])
     point = facts["hero"].curve if facts["hero"] else None
     if point is not None:
-        # The task's own chart of this measure shows more: single steps behind the smoothed line, and its band.
+        # The task's own chart of this measure shows more: single steps around the smoothed line, and their band.
         of_measure = [chart for chart in charts if chart.name == point.name]
         point = of_measure[0] if of_measure else replace(point, markers=markers(runs[0].incidents))
     charts, single = in_order(charts, runs[0].config.task, point)
@@ -84,7 +85,7 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
 def _single_value(chart: Chart) -> dict[str, str]:
     """Return what a chart of a single point says, as a number with its name."""
     write = _writer(chart)
-    lines = [line for line in chart.lines if line.kind != "raw"]
+    lines = chart.lines
     texts = []
     for line in lines:
         values = [value for value in line.series.values if value is not None]
@@ -120,7 +121,7 @@ def _drawn(charts: Sequence[Chart], runs: Sequence[RunRecord]) -> dict[str, Any]
     # Runs laid over each other need the axis of all of them.
     axes = {}
     for name, title in AXES.items():
-        if all(name in run.numbers.axes for run in runs):
+        if all(_OF_AXES.get(name, name) in run.numbers.axes for run in runs):
             axes[name] = title
 
     # Inside of a script element, "</script>" in a label would end it.
@@ -262,11 +263,7 @@ def _chart_facts(chart: Chart) -> dict[str, Any]:
 
 def _summary(chart: Chart, write: Writer) -> str:
     """Return the chart in words, for readers who do not see it."""
-    sentences = []
-    for line in chart.lines:
-        # The values behind a smoothed line say nothing more.
-        if line.kind != "raw":
-            sentences.append(_line_summary(line, write))
+    sentences = [_line_summary(line, write) for line in chart.lines]
     return "; ".join(filter(None, sentences)) + "."
 
 

@@ -236,13 +236,10 @@ def curve_charts(runs: Runs) -> list[Chart]:
         if not lines:
             continue
 
-        about = curves.about
-        if curves.smoothed and lines[0].kind != "raw":
-            about = f"{about} Training smoothed.".strip()
         axis = curves.axis
         if curves.name == "loss":
             axis = loss_axis(runs)
-        charts.append(Chart(curves.name, curves.title, curves.unit, lines, about, axis))
+        charts.append(Chart(curves.name, curves.title, curves.unit, lines, curves.about, axis))
 
     return charts
 
@@ -288,14 +285,10 @@ def _lines_of(runs: Runs, index: int, curves: Curves, number: int) -> list[Line]
     if not curves.smoothed:
         return [line_of(runs, index, label, series, band=len(runs) == 1)]
 
-    lines = []
-    # Behind the smoothed line, unless raw values of several lines would hide each other.
-    if is_lone and len(runs) == 1:
-        lines.append(Line(label, series, kind="raw"))
-        label = "smoothed"
-    # Training and evaluations look different, so each key takes two looks.
+    # Training and evaluations look different, so each key takes two looks. A band would cover other lines.
     metric = 2 * number
-    lines.append(line_of(runs, index, label, series, metric, kind="smooth", band=False))
+    has_band = is_lone and len(runs) == 1
+    lines = [line_of(runs, index, label, series, metric, kind="smooth", band=has_band)]
     evaluated = column(runs[index].measurements, f"eval_{key}", points_of(len(runs)))
     if evaluated is not None:
         label = f"evaluation {_label(key)}"

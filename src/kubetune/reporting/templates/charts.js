@@ -10,7 +10,7 @@ window.drawCharts = () => {
   const scales = new Map();
   const hidden = new Map(charts.map((_, index) => [index, new Set()]));
   let xName = document.getElementById("x-axis").value;
-  let smoothing = 3;
+  let smoothing = 4;
   let onPaper = false;
   const paperWidth = 330;
   const colours = 12;
@@ -19,7 +19,7 @@ window.drawCharts = () => {
 
   const byId = (id) => document.getElementById(id);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const ofLine = (line) => colour(line.kind === "raw" ? "--raw" : `--c${line.colour % colours}`);
+  const ofLine = (line) => colour(`--c${line.colour % colours}`);
 
   const inUnits = (value) => {
     let unit = 0;
@@ -40,7 +40,7 @@ window.drawCharts = () => {
 
   // Each value is the mean of what lies before it, the nearer the more; the weights sum to one from the first on.
   const smooth = (values) => {
-    const span = Math.max(1, values.filter((v) => v !== null).length * lookedBack[smoothing]);
+    const span = smoothing ? Math.max(2, values.filter((v) => v !== null).length * lookedBack[smoothing]) : 1;
     const keep = 1 - 1 / span;
     let [total, weight] = [0, 0];
     return values.map((value) => {
@@ -63,35 +63,57 @@ window.drawCharts = () => {
   const reached = (run, step) => {
     if (xName === "step") return step;
     if (xName === "share") return (100 * step) / lastOf(run);
-    const [steps, values] = axes[run][xName];
+    const [steps, values] = axes[run][xName === "time" ? "hours" : xName];
     let [low, high] = [0, steps.length - 1];
     while (low < high) { const middle = (low + high) >> 1; if (steps[middle] < step) low = middle + 1; else high = middle; }
     const [s0, v0] = low ? [steps[low - 1], values[low - 1]] : [0, 0];
-    return s0 === steps[low] ? values[low] : v0 + ((values[low] - v0) * (step - s0)) / (steps[low] - s0);
+    const value = s0 === steps[low] ? values[low] : v0 + ((values[low] - v0) * (step - s0)) / (steps[low] - s0);
+    return xName === "time" ? value * unitOfTime()[0] : value;
+  };
+  // Hours, minutes or seconds, whichever the longest run took some of.
+  const unitOfTime = () => {
+    const longest = Math.max(...axes.map(({ hours }) => hours?.[1].at(-1) ?? 0));
+    return longest > 3 ? [1, "h"] : longest > 0.05 ? [60, "min"] : [3600, "s"];
   };
 
-  const columnsOf = (chart) => {
-    const columns = chart.lines.map((line, i) => (line.kind === "smooth" ? smooth(chart.data[i + 1]) : chart.data[i + 1]));
+  const mostPoints = 40;
+  const mostAlone = 12; // points beside a curve of training that no line joins
+  const mostPale = 6;
+  // The lines of a chart as they are drawn now: smoothed, and of these after all others the values themselves, pale.
+  const linesOf = (chart) => {
+    const isMixed = chart.lines.some((line) => line.kind === "smooth");
+    const lines = chart.lines.map((line, i) => {
+      const count = chart.data[i + 1].filter((v) => v !== null).length;
+      const isPoints = line.kind === "points" && count <= mostPoints;
+      return { ...line, of: i, isPoints, isAlone: isPoints && isMixed && count <= mostAlone, values: line.kind === "smooth" ? smooth(chart.data[i + 1]) : chart.data[i + 1] };
+    });
+    const pale = smoothing ? lines.filter((line) => line.kind === "smooth") : [];
+    return pale.length > mostPale ? lines : [...lines, ...pale.map((line) => ({ ...line, kind: "pale", values: chart.data[line.of + 1] }))];
+  };
+  const columnsOf = (chart, lines) => {
+    const columns = lines.map((line) => line.values);
     if (xName === "step") return [chart.data[0], ...columns];
-    if (chart.lines.every((line) => line.run === chart.lines[0].run)) {
-      return [chart.data[0].map((step) => reached(chart.lines[0].run, step)), ...columns];
+    if (lines.every((line) => line.run === lines[0].run)) {
+      return [chart.data[0].map((step) => reached(lines[0].run, step)), ...columns];
     }
-    return uPlot.join(chart.lines.map((line, i) => {
-      const known = chart.data[0].map((step, at) => [step, columns[i][at]]).filter(([, value]) => value !== null);
+    return uPlot.join(lines.map((line) => {
+      const known = chart.data[0].map((step, at) => [step, line.values[at]]).filter(([, value]) => value !== null);
       return [known.map(([step]) => reached(line.run, step)), known.map(([, value]) => value)];
     }));
   };
 
-  const mostPoints = 40;
-  const series = (line, column, isHidden) => {
+  // Points of a second measure are hollow: a dashed line between points far apart would draw what nobody measured.
+  const series = (line, isHidden) => {
     const stroke = ofLine(line);
-    const common = { label: line.label, stroke, width: 2, dash: dashes[(line.dash ?? 0) % dashes.length], show: !isHidden };
+    const count = line.values.filter((v) => v !== null).length;
+    const dash = line.isPoints ? [] : dashes[(line.dash ?? 0) % dashes.length];
+    const common = { label: line.label, stroke, width: 2, dash, show: !isHidden, spanGaps: true, points: { show: count === 1, size: 7 } };
     switch (line.kind) {
-      case "raw": return { ...common, width: 1, points: { show: false } };
-      case "edge": return { ...common, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
-      case "points": return { ...common, spanGaps: true,
-        points: { show: column.filter((v) => v != null).length <= mostPoints, size: 7, fill: stroke, stroke } };
-      default: return { ...common, spanGaps: true, points: { show: column.filter((v) => v != null).length === 1, size: 7 } };
+      case "pale": return { ...common, stroke: `${stroke}48`, width: 1, dash: [], points: { show: false } };
+      case "edge": return { ...common, stroke: "transparent", width: 0, points: { show: false } };
+      case "points": return { ...common, width: 1.5, ...(line.isAlone ? { paths: () => null } : {}),
+        points: { show: line.isPoints, size: 8, width: 2, stroke, fill: line.mark && line.dash ? colour("--panel") : stroke } };
+      default: return common;
     }
   };
 
@@ -104,10 +126,7 @@ window.drawCharts = () => {
       const x = plot.valToPos(reached(0, mark.step), "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.strokeStyle = colour(mark.error ? "--bad" : "--mark");
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
+      ctx.stroke(new Path2D(`M${x} ${bbox.top}v${bbox.height}`));
     }
     ctx.restore();
   };
@@ -143,11 +162,12 @@ window.drawCharts = () => {
   const drawing = "http://www.w3.org/2000/svg";
   const sampleOf = (line) => {
     const sample = document.createElementNS(drawing, "svg");
-    const stroke = document.createElementNS(drawing, "path");
-    const looks = { d: "M0 5H30", stroke: ofLine(line), "stroke-width": line.kind === "raw" ? 1.2 : 2.4, "stroke-dasharray": dashes[(line.dash ?? 0) % dashes.length].join(" ") };
-    for (const [name, value] of Object.entries(looks)) stroke.setAttribute(name, value);
+    const stroke = document.createElementNS(drawing, line.isPoints ? "circle" : "path");
+    const shape = line.isPoints ? { cx: 22, cy: 5, r: 3.6, fill: line.mark && line.dash ? "none" : ofLine(line) }
+      : { d: "M0 5H30", "stroke-dasharray": dashes[(line.dash ?? 0) % dashes.length].join(" ") };
+    for (const [name, value] of Object.entries({ ...shape, stroke: ofLine(line), "stroke-width": 2.4 })) stroke.setAttribute(name, value);
     sample.setAttribute("viewBox", "0 0 30 10");
-    sample.setAttribute("aria-hidden", "true");
+    sample.ariaHidden = "true";
     sample.append(stroke);
     return sample;
   };
@@ -161,7 +181,7 @@ window.drawCharts = () => {
     box.hidden = at === null || at === undefined;
     if (box.hidden) return;
     const x = plot.data[0][at];
-    const parts = [`${xName} ${onX(x)}`];
+    const parts = [`${xName} ${onX(x)}${xName === "time" ? ` ${unitOfTime()[1]}` : ""}`];
     const rows = [Object.assign(document.createElement("b"), { textContent: parts[0] })];
     const add = (line, name, value) => {
       const row = document.createElement("span");
@@ -170,12 +190,14 @@ window.drawCharts = () => {
       rows.push(row);
       parts.push(`${name} ${value}`.trim());
     };
-    chart.lines.forEach((line, i) => {
+    const lines = linesOf(chart);
+    lines.forEach((line, i) => {
       const value = plot.data[i + 1][at];
-      if (line.kind === "edge" || value == null || !plot.series[i + 1].show) return;
+      if (["edge", "pale"].includes(line.kind) || value == null || !plot.series[i + 1].show) return;
       const band = chart.bands.find(([high]) => high === i + 2);
       const range = band ? ` (${band.map((part) => write[chart.unit](plot.data[part][at])).reverse().join(" to ")})` : "";
-      add(line, line.label, write[chart.unit](value) + range);
+      const raw = plot.data[lines.findIndex((other) => other.kind === "pale" && other.of === i) + 1]?.[at];
+      add(line, line.label, write[chart.unit](value) + (range || (lines.length > chart.lines.length && line.kind === "smooth" && raw != null ? ` (raw ${write[chart.unit](raw)})` : "")));
     });
     for (const mark of chart.markers) if (reached(0, mark.step) === x) add(null, mark.text, "");
     box.replaceChildren(...rows);
@@ -187,7 +209,7 @@ window.drawCharts = () => {
     place.setAttribute("aria-valuetext", parts.join(" · "));
   };
 
-  const yScale = (index) => (scales.get(index) === "logarithm" ? { distr: 3 }
+  const yScale = (index) => (scales.get(index) ? { distr: 3 }
     // Equal shares, such as zeros, lie on an axis of all shares.
     : { range: (u, low, high) => (charts[index].unit === "percent" && low === high ? [0, 1] : uPlot.rangeNum(low, high, 0.06, true)) });
 
@@ -199,32 +221,30 @@ window.drawCharts = () => {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, labelSize: 20,
       ticks: { stroke: colour("--grid"), width: 1 }, font: "12px Inter, system-ui, sans-serif", labelFont: "12px Inter, system-ui, sans-serif" };
     const whole = xName === "step" || xName === "tokens";
-    const columns = columnsOf(chart);
+    const lines = linesOf(chart);
+    const columns = columnsOf(chart, lines);
     const plot = new uPlot({
       width: onPaper ? paperWidth : Math.max(200, place.clientWidth),
       height: place.closest(":fullscreen") ? innerHeight - 190 : onPaper ? 190 : place.closest(".hero, .pane") ? 220 : 250,
-      series: [{ label: xName }, ...chart.lines.map((line, i) => series(line, columns[i + 1], hidden.get(index).has(i)))],
+      series: [{ label: xName }, ...lines.map((line) => series(line, hidden.get(index).has(line.of)))],
       bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
       scales: {
         x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
         y: yScale(index),
       },
       axes: [
-        { ...axis, space: 60, size: 34, labelSize: 16, label: byId("x-axis").selectedOptions[0].textContent,
+        { ...axis, space: 60, size: 34, labelSize: 16, label: byId("x-axis").selectedOptions[0].textContent + (xName === "time" ? `, ${unitOfTime()[1]}` : ""),
           values: (u, at) => at.map((v) => (Number.isInteger(v) || !whole ? onX(v) : "")) },
         // A name that is over the chart already, or longer than the axis, is left out.
         { ...axis, ...(chart.axis === chart.title || chart.axis.length > 34 ? {} : { label: chart.axis }), size: chart.unit === "bytes" ? 78 : 62,
-          ...(chart.unit === "bytes" && scales.get(index) !== "logarithm" ? { incrs: binary } : {}),
+          ...(chart.unit === "bytes" && !scales.get(index) ? { incrs: binary } : {}),
           values: (u, at) => at.map((v) => (v === null ? "" : onAxis[chart.unit](v))) },
       ],
       cursor: { sync: { key: "steps" }, y: false, points: { size: 8 }, focus: { prox: -1 } },
       legend: { show: false },
       hooks: { draw: [marks(chart), letters(chart)], setCursor: [showValues(index)] },
     }, columns, place);
-    const box = document.createElement("div");
-    box.className = "values";
-    box.hidden = true;
-    plot.over.append(box);
+    plot.over.append(Object.assign(document.createElement("div"), { className: "values", hidden: true }));
     drawn.set(index, plot);
     describe(index);
   };
@@ -235,20 +255,17 @@ window.drawCharts = () => {
     const list = document.querySelector(`[data-legend="${index}"]`);
     const focused = [...list.children].findIndex((item) => item.contains(document.activeElement));
     list.textContent = "";
-    const shown = chart.lines.map((line, i) => [line, i]).filter(([line]) => line.kind !== "edge");
+    const shown = linesOf(chart).filter((line) => !["edge", "pale"].includes(line.kind));
     if (shown.length < 2) return;
-    for (const [line, i] of shown) {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.setAttribute("aria-pressed", String(!hidden.get(index).has(i)));
+    for (const line of shown) {
+      const i = line.of;
+      const button = Object.assign(document.createElement("button"), { type: "button", title: line.label, ariaPressed: String(!hidden.get(index).has(i)) });
       button.append(sampleOf(line), line.label);
       button.addEventListener("click", () => {
         hidden.get(index)[hidden.get(index).has(i) ? "delete" : "add"](i);
         draw(index);
       });
-      const item = document.createElement("li");
-      item.append(button);
-      list.append(item);
+      list.appendChild(document.createElement("li")).append(button);
     }
     if (focused >= 0) list.children[focused].firstChild.focus();
   };
@@ -269,9 +286,7 @@ window.drawCharts = () => {
   };
 
   const save = (name, blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
+    const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   };
@@ -299,10 +314,7 @@ window.drawCharts = () => {
       const y = source.height + (2.6 + 1.4 * row) * em;
       ctx.strokeStyle = ofLine(line);
       ctx.setLineDash(dashes[line.dash % dashes.length].map((part) => part * devicePixelRatio));
-      ctx.beginPath();
-      ctx.moveTo(em, y);
-      ctx.lineTo(3.5 * em, y);
-      ctx.stroke();
+      ctx.stroke(new Path2D(`M${em} ${y}H${3.5 * em}`));
       ctx.fillText(line.label, 4 * em, y + 0.3 * em);
     });
     canvas.toBlob((blob) => save(`${chart.name}.png`, blob));
@@ -325,8 +337,12 @@ window.drawCharts = () => {
     });
     const scale = document.querySelector(`[data-scale="${index}"]`);
     // A logarithmic scale shows no values up to 0.
-    scale.hidden = chart.data.slice(1).flat().some((value) => value !== null && value <= 0);
-    scale.addEventListener("change", () => { scales.set(index, scale.value); draw(index); });
+    scale.hidden = chart.unit === "percent" || chart.data.slice(1).flat().some((value) => value !== null && value <= 0);
+    scale.addEventListener("click", () => {
+      scales.set(index, !scales.get(index));
+      scale.ariaPressed = String(scales.get(index));
+      draw(index);
+    });
     document.querySelector(`[data-csv="${index}"]`).addEventListener("click", () =>
       save(`${chart.name}.csv`, new Blob([table(chart)], { type: "text/csv" })));
     document.querySelector(`[data-png="${index}"]`).addEventListener("click", () => picture(index));
@@ -337,6 +353,7 @@ window.drawCharts = () => {
   byId("smoothing").addEventListener("input", (event) => {
     smoothing = Number(event.target.value);
     const amount = smoothing ? `over ${Number((100 * lookedBack[smoothing]).toPrecision(2))} % of the curve` : "off";
+    byId("smoothed").textContent = amount + (smoothing ? "; pale: unsmoothed" : "");
     event.target.setAttribute("aria-valuetext", amount);
     charts.forEach((chart, index) => { if (chart.lines.some((line) => line.kind === "smooth")) draw(index); });
   });

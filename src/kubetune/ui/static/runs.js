@@ -9,13 +9,9 @@ const [group, columns, choice, find, pane] = ["group", "columns", "choice", "fin
 const most = 12; // runs that can be compared
 
 const headingOf = (title, rows, width) => {
-  const row = document.createElement("tr");
-  row.className = "heading";
-  const cell = document.createElement("th");
-  cell.colSpan = width;
-  cell.scope = "colgroup";
-  cell.textContent = `${title || "none"} · ${rows.length} ${rows.length === 1 ? "run" : "runs"}`;
-  row.append(cell);
+  const row = Object.assign(document.createElement("tr"), { className: "heading" });
+  const textContent = `${title || "none"} · ${rows.length} ${rows.length === 1 ? "run" : "runs"}`;
+  row.append(Object.assign(document.createElement("th"), { colSpan: width, scope: "colgroup", textContent }));
   return row;
 };
 
@@ -63,19 +59,10 @@ const keep = () => {
 const chosen = () => [...choice.querySelectorAll("input:checked")].map((box) => box.value);
 
 // The library that draws is loaded with the first curve that is wanted.
-const loaded = new Map();
-const load = (name) => {
-  if (!loaded.has(name)) {
-    loaded.set(name, new Promise((done, failed) => {
-      const script = document.createElement("script");
-      script.src = `/static/${name}`;
-      script.addEventListener("load", done);
-      script.addEventListener("error", failed);
-      document.head.append(script);
-    }));
-  }
-  return loaded.get(name);
-};
+const load = (name) => new Promise((onload, onerror) => {
+  document.head.append(Object.assign(document.createElement("script"), { src: `/static/${name}`, onload, onerror }));
+});
+let library = null;
 let drawnFor = "";
 const showCurves = async () => {
   const runs = chosen().slice(0, most);
@@ -85,9 +72,7 @@ const showCurves = async () => {
   if (pane.hidden) { drawnFor = ""; return; }
   if (runs.length > 1) {
     runs.forEach((run, index) => {
-      const mark = document.createElement("span");
-      mark.className = `badge colour-${index % 12}`;
-      mark.textContent = String.fromCharCode(65 + index);
+      const mark = Object.assign(document.createElement("span"), { className: `badge colour-${index % 12}`, textContent: String.fromCharCode(65 + index) });
       choice.querySelector(`tr[data-run="${CSS.escape(run)}"] th .line`).prepend(mark);
     });
   }
@@ -103,8 +88,8 @@ const showCurves = async () => {
   pane.replaceChildren(...part.body.childNodes);
   pane.scrollTop = seen;
   if (numbers === undefined) return;
-  await load("uPlot.js");
-  await load("charts.js");
+  library ??= load("uPlot.js").then(() => load("charts.js"));
+  await library;
   window.drawCharts();
 };
 
@@ -116,9 +101,7 @@ if (choice) {
     for (const head of document.querySelectorAll(".runs-table thead [data-label]")) {
       const name = head.dataset.label;
       const label = document.createElement("label");
-      const box = document.createElement("input");
-      box.type = "checkbox";
-      box.checked = !kept.hidden.includes(name);
+      const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: !kept.hidden.includes(name) });
       box.addEventListener("change", () => {
         kept.hidden = kept.hidden.filter((other) => other !== name);
         if (!box.checked) kept.hidden.push(name);
