@@ -1,16 +1,21 @@
 """What a model forgets while it learns a task: from itself, shown the right answers, and by supervised fine-tuning.
 
-    python -m benchmarks.self_distillation FOLDER [--seeds N …]
+    python -m benchmarks.self_distillation FOLDER [--tasks places commands]
 
 Chosen before the first run, so that the outcome decides nothing of it:
 
-- the base: the demo's model, which chats about services in prose, after it has learnt to repeat commands too (without
-  the requests that ask for them), since a teacher that is shown an answer has to be able to say it;
-- the task: the demo's, a request in, a kubectl command out; 1,200 requests, of 100 others exact matches are counted;
-- what is to be kept: 200 questions that are no requests, with the base's own greedy answers; measured is the loss of
+- the base: the demo's model, which chats about services in prose, after it has learnt to answer as it is shown, with and
+  without the request before what it is shown. Asked alone, it answers requests in prose, as before;
+- the tasks: the service of a request in its namespace (`staging/cart`), and, of an earlier test, kubectl commands. 1,200
+  requests to learn from, exact matches of 100 others in namespaces where the service is never in training;
+- what is to be kept: 200 questions that are no requests, with the base's own greedy answers. Measured is the loss of
   these answers (`eval_forget_loss`), and how many the model still gives to the letter;
-- both learn by LoRA of rank 16 in 225 steps of 16 requests at a learning rate of 2e-3 with a cosine; the last weights
-  count. Self-distillation draws one answer to each request, and compares the whole vocabulary with beta 1.
+- three ways, each by LoRA of rank 16 in 225 steps of 16 requests with a cosine; the last weights count. `sft`;
+  `self`, which draws one answer to each request and is judged by the base, shown request and answer, over the whole
+  vocabulary with beta 1; and `blind`, the same with a teacher that is shown the answer alone;
+- the learning rate of `sft` and of `self` (and `blind`): of 5e-4, 1e-3 and 2e-3 the lowest with at least 90 % exact
+  matches of 100 further requests with a seed of 0, else the one with most. Forgetting has no part in it;
+- self-distillation keeps more if its loss of the base's answers is below that of `sft` with each of the seeds 1, 2, 3.
 
 Results are printed as Markdown, and written to FOLDER/results.json.
 """
@@ -35,49 +40,95 @@ from kubetune.rundir import metrics
 sys.path.insert(0, str(ROOT / "scripts"))
 world: Any = importlib.import_module("demo_world")
 
-EMBEDDED = ROOT / "src" / "kubetune" / "cli" / "local" / "embedded"
+MODEL = ROOT / "src" / "kubetune" / "cli" / "local" / "embedded" / "model"
 STEPS = 225
 KEPT = 200
 BASE_ROWS = 8000
-SHOWN = "Say it again: {answer}"
+SHOWN = {"self": "{prompt}\n\nA good answer: {answer}", "blind": "A good answer: {answer}"}
+RATES = (5e-4, 1e-3, 2e-3)
+ENOUGH = 0.9
+SEEDS = (1, 2, 3)
+Row = tuple[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train the base once, then both ways with each seed."""
+    """Train the base once, then each way with each seed, at the rate that a seed of its own chose."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.self_distillation", description=__doc__.splitlines()[0]
     )
     parser.add_argument("folder", type=Path, help="folder for data, models and runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--tasks", nargs="+", default=["places", "commands"])
     args = parser.parse_args(argv)
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     base = make_base(folder)
-    questions = write_kept(folder)
+    kept = write_kept(folder)
     results = []
-    for seed in args.seeds:
+    for task in args.tasks:
+        write_rows(folder / f"{task}-train.jsonl", draw_task(task, 1, 1200, held_out=False))
+        write_rows(folder / f"{task}-test.jsonl", draw_task(task, 2, 100, held_out=True))
+        choosing = write_rows(
+            folder / f"{task}-choose.jsonl", draw_task(task, 3, 100, held_out=True)
+        )
+        rates = {}
         for way in ("sft", "self"):
-            results.append(measure(folder, base, way, seed, questions))
-            (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    print("| seed | learns | exact match | loss of the base's answers | of them still given |")
-    print("|--:|---|--:|--:|--:|")
+            rates[way] = choose_rate(folder, base, task, way)
+        rates["blind"] = rates["self"]
+        shown = {way: match_shown(folder, choosing, SHOWN[way]) for way in SHOWN}
+        print(f"{task}: learning rates {rates}; the base, shown the answers, gives {shown} of 100")
+        for seed in SEEDS:
+            for way, rate in rates.items():
+                result = measure(folder, base, task, way, rate, seed, kept)
+                results.append({**result, "shown": shown.get(way)})
+                (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(
+        "| task | seed | learns | rate | exact match | loss of the base's answers | of them still given |"
+    )
+    print("|---|--:|---|--:|--:|--:|--:|")
     for result in results:
         print(
-            f"| {result['seed']} | {result['way']} | {result['exact_match']:.0%} | {result['forget_before']:.3f} → "
-            f"{result['forget_after']:.3f} | {result['still_given']} of {KEPT} |"
+            f"| {result['task']} | {result['seed']} | {result['way']} | {result['rate']:g} | {result['exact_match']:.0%} | "
+            f"{result['forget_before']:.3f} → {result['forget_after']:.3f} | {result['still_given']} of {KEPT} |"
         )
 
 
-def chat(question: str, answer: str) -> dict[str, Any]:
-    """Return a conversation of one question."""
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"messages": turns}
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write rows as JSON lines."""
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+def write_rows(path: Path, rows: Sequence[Row]) -> Path:
+    """Write conversations of one question each as JSON lines."""
+    lines = []
+    for question, answer in rows:
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        lines.append(json.dumps({"messages": turns}) + "\n")
+    path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the questions of such a file, with their answers."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        question, answer = json.loads(line)["messages"]
+        rows.append((question["content"], answer["content"]))
+    return rows
+
+
+def draw_request(rng: random.Random, held_out: bool) -> tuple[str, str, dict[str, str]]:
+    """Draw a request, its answer in prose, and the right answer of each task."""
+    service = rng.choice(world.SERVICES)
+    names = [name for name in world.NAMESPACES if world.is_held_out(service, name) == held_out]
+    namespace = rng.choice(names)
+    intent = rng.choice(world.INTENTS)
+    request, prose, command = world.fill_request(rng, intent, service, [namespace])
+    return request, prose, {"places": f"{namespace}/{service}", "commands": command}
+
+
+def draw_task(task: str, seed: int, count: int, held_out: bool) -> list[Row]:
+    """Return different requests with their right answers."""
+    rng = random.Random(seed)
+    answers: dict[str, str] = {}
+    while len(answers) < count:
+        request, _, right = draw_request(rng, held_out)
+        answers.setdefault(request, right[task])
+    return list(answers.items())
 
 
 def train(run_file: Path, config: dict[str, Any]) -> Path:
@@ -90,9 +141,9 @@ def train(run_file: Path, config: dict[str, Any]) -> Path:
 
 
 def make_base(folder: Path) -> Path:
-    """Return the model that both begin with: half of what it learns is prose as before, a quarter each are echoes."""
-    rng = random.Random(3)
-    rows: list[dict[str, Any]] = []
+    """Return the model that all begin with: it learns prose as before, echoes, and to answer as it is shown."""
+    rng = random.Random(5)
+    rows: list[Row] = []
     while len(rows) < BASE_ROWS:
         kind = len(rows) % 4
         if kind < 2:
@@ -100,14 +151,13 @@ def make_base(folder: Path) -> Path:
         elif kind == 2:
             question, answer = world.draw_echo(rng)
         else:
-            service = rng.choice(world.SERVICES)
-            allowed = [name for name in world.NAMESPACES if not world.is_held_out(service, name)]
-            _, _, answer = world.fill_request(rng, rng.choice(world.INTENTS), service, allowed)
-            question = SHOWN.format(answer=answer)
+            question, prose, right = draw_request(rng, held_out=False)
+            answer = rng.choice([prose, world.draw_echo(rng)[1], *right.values()])
+            question = rng.choice(list(SHOWN.values())).format(prompt=question, answer=answer)
         if question:
-            rows.append(chat(question, answer))
+            rows.append((question, answer))
     config = {
-        "model": str(EMBEDDED / "model"),
+        "model": str(MODEL),
         "data": {"train": str(write_rows(folder / "base.jsonl", rows)), "max_length": 128},
         "training": {
             "num_train_epochs": 3,
@@ -123,7 +173,7 @@ def make_base(folder: Path) -> Path:
     return exported
 
 
-def write_kept(folder: Path) -> list[tuple[str, str]]:
+def write_kept(folder: Path) -> list[Row]:
     """Write what is to be kept, and return it: questions that are no requests, with the base's own answers."""
     rng = random.Random(4)
     questions = []
@@ -133,20 +183,43 @@ def write_kept(folder: Path) -> list[tuple[str, str]]:
             question = rng.choice(world.QUESTIONS)[0].format(**world.note_slots(rng))
         questions.append(question)
     answers = kubetune.generate(folder / "base", questions, checkpoint="last", max_new_tokens=48)
-    pairs = list(zip(questions, answers, strict=True))
-    write_rows(folder / "kept.jsonl", [chat(*pair) for pair in pairs])
-    return pairs
+    rows = list(zip(questions, answers, strict=True))
+    write_rows(folder / "kept.jsonl", rows)
+    return rows
 
 
-def measure(
-    folder: Path, base: Path, way: str, seed: int, kept: Sequence[tuple[str, str]]
-) -> dict[str, Any]:
-    """Train one way, and return what was learnt and what was forgotten."""
+def match_shown(folder: Path, requests: Path, template: str) -> int:
+    """Return how many right answers the base gives which it is shown."""
+    rows = read_rows(requests)
+    questions = [template.format(prompt=request, answer=answer) for request, answer in rows]
+    answers = kubetune.generate(folder / "base", questions, checkpoint="last", max_new_tokens=48)
+    return count_alike(answers, rows)
+
+
+def count_alike(answers: Sequence[str], rows: Sequence[Row]) -> int:
+    """Return how many answers are those of the rows."""
+    return sum(answer == row[1] for answer, row in zip(answers, rows, strict=True))
+
+
+def choose_rate(folder: Path, base: Path, task: str, way: str) -> float:
+    """Return the lowest learning rate at which the task is learnt, else the one with most exact matches."""
+    matches = {}
+    for rate in RATES:
+        run_dir = train_way(folder, base, task, way, rate, seed=0)
+        matches[rate] = measured(run_dir)["eval_exact_match"]
+        if matches[rate] >= ENOUGH:
+            return rate
+    return max(matches, key=lambda rate: matches[rate])
+
+
+def train_way(folder: Path, base: Path, task: str, way: str, rate: float, seed: int) -> Path:
+    """Train in one way. Return the run directory."""
+    requests = "test" if seed else "choose"
     config: dict[str, Any] = {
         "model": str(base),
         "data": {
-            "train": str(EMBEDDED / "data" / "train.jsonl"),
-            "eval": str(EMBEDDED / "data" / "heldout.jsonl"),
+            "train": str(folder / f"{task}-train.jsonl"),
+            "eval": str(folder / f"{task}-{requests}.jsonl"),
             "max_length": 128,
         },
         "lora": {"r": 16},
@@ -158,32 +231,45 @@ def measure(
             "max_steps": STEPS,
             "global_batch_size": 16,
             "per_device_train_batch_size": 16,
-            "learning_rate": 2e-3,
-            "eval_steps": 75,
+            "learning_rate": rate,
+            "eval_steps": STEPS,
             "seed": seed,
         },
     }
-    if way == "self":
+    if way in SHOWN:
         config["task"] = "distill"
         config["distill"] = {
             "teacher": "self",
-            "teacher_prompt": SHOWN,
+            "teacher_prompt": SHOWN[way],
             "max_completion_length": 40,
         }
-    run_dir = train(folder / f"{way}-{seed}.yaml", config)
-    lines = [line for line in metrics.read_metrics(run_dir) if "eval_forget_loss" in line]
-    base_of_run = json.loads((run_dir / "base_evaluation.json").read_text())
+    return train(folder / f"{task}-{way}-{rate:g}-{seed}.yaml", config)
+
+
+def measured(run_dir: Path) -> dict[str, Any]:
+    """Return the last evaluation of a run."""
+    return [line for line in metrics.read_metrics(run_dir) if "eval_forget_loss" in line][-1]
+
+
+def measure(
+    folder: Path, base: Path, task: str, way: str, rate: float, seed: int, kept: Sequence[Row]
+) -> dict[str, Any]:
+    """Train one way, and return what was learnt and what was forgotten."""
+    run_dir = train_way(folder, base, task, way, rate, seed)
+    last = measured(run_dir)
+    before = json.loads((run_dir / "base_evaluation.json").read_text())["metrics"]
     questions = [question for question, _ in kept]
     answers = kubetune.generate(run_dir, questions, checkpoint="last", max_new_tokens=48)
     return {
+        "task": task,
         "way": way,
         "seed": seed,
-        "exact_match": lines[-1]["eval_exact_match"],
-        "forget_before": base_of_run["metrics"]["eval_forget_loss"],
-        "forget_after": lines[-1]["eval_forget_loss"],
-        "still_given": sum(answer == of_base for answer, (_, of_base) in zip(answers, kept, strict=True)),
-        "curve": [(line["step"], line["eval_exact_match"], line["eval_forget_loss"]) for line in lines],
-    }  # fmt: skip
+        "rate": rate,
+        "exact_match": last["eval_exact_match"],
+        "forget_before": before["eval_forget_loss"],
+        "forget_after": last["eval_forget_loss"],
+        "still_given": count_alike(answers, kept),
+    }
 
 
 if __name__ == "__main__":
