@@ -6,13 +6,16 @@ Chosen before the first run, so that the outcome decides nothing of it:
 
 - the base: the demo's model, which chats about services in prose, after it has learnt to answer as it is shown, with and
   without the request before what it is shown. Asked alone, it answers requests in prose, as before;
-- the tasks: the service of a request in its namespace (`staging/cart`), and, of an earlier test, kubectl commands. 1,200
-  requests to learn from, exact matches of 100 others in namespaces where the service is never in training;
+- the tasks: `places`, the service of a request in its namespace (`staging/cart`), and, of an earlier test, `commands` of
+  kubectl. 1,200 requests to learn from, exact matches of 100 others in namespaces where the service is never in training.
+  Then `owners`, which was added when the results of `places` were known: who looks after each of 60 services, exact
+  matches of the same questions. There the teacher is shown a note and answers in its own words, as it did before, while
+  it copies what it is shown for the other two;
 - what is to be kept: 200 questions that are no requests, with the base's own greedy answers. Measured is the loss of
   these answers (`eval_forget_loss`), and how many the model still gives to the letter;
 - three ways, each by LoRA of rank 16 in 225 steps of 16 requests with a cosine; the last weights count. `sft`;
-  `self`, which draws one answer to each request and is judged by the base, shown request and answer, over the whole
-  vocabulary with beta 1; and `blind`, the same with a teacher that is shown the answer alone;
+  `self`, which draws one answer to each request and is judged by the base, shown request and answer (or note), over the
+  whole vocabulary with beta 1; and `blind`, the same with a teacher that is shown the answer alone;
 - the learning rate of `sft` and of `self` (and `blind`): of 5e-4, 1e-3 and 2e-3 the lowest with at least 90 % exact
   matches of 100 further requests with a seed of 0, else the one with most. Forgetting has no part in it;
 - self-distillation keeps more if its loss of the base's answers is below that of `sft` with each of the seeds 1, 2, 3.
@@ -29,8 +32,9 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import kubetune
 from benchmarks.results import ROOT
@@ -44,11 +48,19 @@ MODEL = ROOT / "src" / "kubetune" / "cli" / "local" / "embedded" / "model"
 STEPS = 225
 KEPT = 200
 BASE_ROWS = 8000
-SHOWN = {"self": "{prompt}\n\nA good answer: {answer}", "blind": "A good answer: {answer}"}
+COPIED = {"self": "{prompt}\n\nA good answer: {answer}", "blind": "A good answer: {answer}"}
+SHOWN = {"places": COPIED, "commands": COPIED, "owners": {"self": "{hint} {prompt}"}}
 RATES = (5e-4, 1e-3, 2e-3)
 ENOUGH = 0.9
 SEEDS = (1, 2, 3)
-Row = tuple[str, str]
+
+
+class Row(NamedTuple):
+    """A question with its answer, and for a teacher a note that has the answer."""
+
+    question: str
+    answer: str
+    hint: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.self_distillation", description=__doc__.splitlines()[0]
     )
     parser.add_argument("folder", type=Path, help="folder for data, models and runs")
-    parser.add_argument("--tasks", nargs="+", default=["places", "commands"])
+    parser.add_argument("--tasks", nargs="+", default=list(SHOWN))
     args = parser.parse_args(argv)
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,17 +77,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     kept = write_kept(folder)
     results = []
     for task in args.tasks:
-        write_rows(folder / f"{task}-train.jsonl", draw_task(task, 1, 1200, held_out=False))
-        write_rows(folder / f"{task}-test.jsonl", draw_task(task, 2, 100, held_out=True))
-        choosing = write_rows(
-            folder / f"{task}-choose.jsonl", draw_task(task, 3, 100, held_out=True)
-        )
+        rows = rows_of(task)
+        for name, of_name in rows.items():
+            write_rows(folder / f"{task}-{name}.jsonl", of_name)
         rates = {}
         for way in ("sft", "self"):
             rates[way] = choose_rate(folder, base, task, way)
-        rates["blind"] = rates["self"]
-        shown = {way: match_shown(folder, choosing, SHOWN[way]) for way in SHOWN}
-        print(f"{task}: learning rates {rates}; the base, shown the answers, gives {shown} of 100")
+        shown = {}
+        for way, template in SHOWN[task].items():
+            rates[way] = rates["self"]
+            shown[way] = match_shown(folder, rows["choose"], template)
+        count = len(rows["choose"])
+        print(
+            f"{task}: learning rates {rates}; the base, shown the answers, gives {shown} of {count}"
+        )
         for seed in SEEDS:
             for way, rate in rates.items():
                 result = measure(folder, base, task, way, rate, seed, kept)
@@ -92,23 +107,39 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
 
 
+def rows_of(task: str) -> dict[str, list[Row]]:
+    """Return what is learnt, what is asked afterwards, and what is asked to choose the learning rate."""
+    if task == "owners":
+        rows = draw_owners()
+        return {"train": rows, "test": rows, "choose": rows}
+    return {
+        "train": draw_task(task, 1, 1200, held_out=False),
+        "test": draw_task(task, 2, 100, held_out=True),
+        "choose": draw_task(task, 3, 100, held_out=True),
+    }
+
+
+def draw_owners() -> list[Row]:
+    """Return the question for each service but the first, whose note also names the owner of the service before it."""
+    rng = random.Random(6)
+    owners = {service: rng.choice(world.PEOPLE) for service in world.SERVICES}
+    rows = []
+    for before, service in pairwise(world.SERVICES):
+        answer = f"{owners[service]} looks after {service}."
+        hint = f"{owners[before]} looks after {before} and {owners[service]} after {service}."
+        rows.append(Row(f"Who looks after {service}?", answer, hint))
+    return rows
+
+
 def write_rows(path: Path, rows: Sequence[Row]) -> Path:
     """Write conversations of one question each as JSON lines."""
     lines = []
-    for question, answer in rows:
-        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        lines.append(json.dumps({"messages": turns}) + "\n")
+    for row in rows:
+        question = {"role": "user", "content": row.question}
+        answer = {"role": "assistant", "content": row.answer}
+        lines.append(json.dumps({"messages": [question, answer], "hint": row.hint}) + "\n")
     path.write_text("".join(lines), encoding="utf-8")
     return path
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the questions of such a file, with their answers."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        question, answer = json.loads(line)["messages"]
-        rows.append((question["content"], answer["content"]))
-    return rows
 
 
 def draw_request(rng: random.Random, held_out: bool) -> tuple[str, str, dict[str, str]]:
@@ -128,7 +159,7 @@ def draw_task(task: str, seed: int, count: int, held_out: bool) -> list[Row]:
     while len(answers) < count:
         request, _, right = draw_request(rng, held_out)
         answers.setdefault(request, right[task])
-    return list(answers.items())
+    return [Row(*pair) for pair in answers.items()]
 
 
 def train(run_file: Path, config: dict[str, Any]) -> Path:
@@ -153,9 +184,9 @@ def make_base(folder: Path) -> Path:
         else:
             question, prose, right = draw_request(rng, held_out=False)
             answer = rng.choice([prose, world.draw_echo(rng)[1], *right.values()])
-            question = rng.choice(list(SHOWN.values())).format(prompt=question, answer=answer)
+            question = rng.choice(list(COPIED.values())).format(prompt=question, answer=answer)
         if question:
-            rows.append((question, answer))
+            rows.append(Row(question, answer))
     config = {
         "model": str(MODEL),
         "data": {"train": str(write_rows(folder / "base.jsonl", rows)), "max_length": 128},
@@ -183,22 +214,23 @@ def write_kept(folder: Path) -> list[Row]:
             question = rng.choice(world.QUESTIONS)[0].format(**world.note_slots(rng))
         questions.append(question)
     answers = kubetune.generate(folder / "base", questions, checkpoint="last", max_new_tokens=48)
-    rows = list(zip(questions, answers, strict=True))
+    rows = [Row(*pair) for pair in zip(questions, answers, strict=True)]
     write_rows(folder / "kept.jsonl", rows)
     return rows
 
 
-def match_shown(folder: Path, requests: Path, template: str) -> int:
+def match_shown(folder: Path, rows: Sequence[Row], template: str) -> int:
     """Return how many right answers the base gives which it is shown."""
-    rows = read_rows(requests)
-    questions = [template.format(prompt=request, answer=answer) for request, answer in rows]
+    questions = []
+    for row in rows:
+        questions.append(template.format(prompt=row.question, answer=row.answer, hint=row.hint))
     answers = kubetune.generate(folder / "base", questions, checkpoint="last", max_new_tokens=48)
     return count_alike(answers, rows)
 
 
 def count_alike(answers: Sequence[str], rows: Sequence[Row]) -> int:
     """Return how many answers are those of the rows."""
-    return sum(answer == row[1] for answer, row in zip(answers, rows, strict=True))
+    return sum(answer == row.answer for answer, row in zip(answers, rows, strict=True))
 
 
 def choose_rate(folder: Path, base: Path, task: str, way: str) -> float:
@@ -236,11 +268,11 @@ def train_way(folder: Path, base: Path, task: str, way: str, rate: float, seed: 
             "seed": seed,
         },
     }
-    if way in SHOWN:
+    if way != "sft":
         config["task"] = "distill"
         config["distill"] = {
             "teacher": "self",
-            "teacher_prompt": SHOWN[way],
+            "teacher_prompt": SHOWN[task][way],
             "max_completion_length": 40,
         }
     return train(folder / f"{task}-{way}-{rate:g}-{seed}.yaml", config)
@@ -258,7 +290,7 @@ def measure(
     run_dir = train_way(folder, base, task, way, rate, seed)
     last = measured(run_dir)
     before = json.loads((run_dir / "base_evaluation.json").read_text())["metrics"]
-    questions = [question for question, _ in kept]
+    questions = [row.question for row in kept]
     answers = kubetune.generate(run_dir, questions, checkpoint="last", max_new_tokens=48)
     return {
         "task": task,
