@@ -81,18 +81,20 @@ class _Model:
         from kubetune.training.rollouts.sampler import draw
 
         settings = GrpoConfig(
-            num_generations=request["n"],
             max_completion_length=request["max_tokens"],
-            temperature=request["temperature"],
+            temperature=request["temperature"] or 1e-6,
             top_p=request["top_p"],
             top_k=request["top_k"],
             min_p=request["min_p"] or None,
-        )
+        ).model_copy(update={"num_generations": request["n"]})
         seeds = [request["seed"] + answer for answer in range(request["n"])]
         numbers = np.stack([uniforms(request["max_tokens"], seed) for seed in seeds])
-        self.adapted.set_adapter(request["model"])
+        model = self.base
+        if request["model"] != "base":
+            self.adapted.set_adapter(request["model"])
+            model = self.adapted
         ends = request["stop_token_ids"]
-        return draw(self.adapted, [request["prompt"]], numbers, settings, ends, 0)
+        return draw(model, [request["prompt"]], numbers, settings, ends, 0)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -186,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "bad request":
             self._error(400, "max_tokens is too large: 8.")
             return
-        if request["model"] not in self.model.paths:
+        if request["model"] not in ("base", *self.model.paths):
             self._error(404, f"The model `{request['model']}` does not exist.")
             return
         choices = []

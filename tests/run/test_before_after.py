@@ -7,21 +7,25 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from kubetune import errors
+from kubetune.config.consent import STARTED
 from kubetune.data.prepared.prepare import prepare
 from kubetune.reporting import write_report
-from kubetune.result.inference import before_after
-from kubetune.result.inference.answering import Sampling, answer, load_run
+from kubetune.result.inference import before_after, teacher_answers
+from kubetune.result.inference.answering import Sampling, answer, answers, load_run
 from kubetune.rundir import metrics
 from kubetune.scoring.questions import drawn
 from tests import toy
+from tests.architectures import save_model
+from tests.vllm_server import running
 
 
 @dataclass
@@ -79,6 +83,39 @@ def test_the_model_answers_before_and_after(
     assert toy.digests(run_dir) == digests
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     assert lines[0]["prompt"] in page
+
+
+def test_a_teacher_answers_beside_the_model_that_learnt_from_it(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_after, "MOST_TOKENS", 8)
+    teacher = tmp_path / "teacher"
+    save_model(teacher, hidden_size=96, intermediate_size=128)
+    settings = {"teacher": str(teacher), "lmbda": 0}
+    config = toy.make_config(inputs, {"max_steps": 1}, task="distill", distill=settings)
+    run_dir = toy.finished(tmp_path / "run", config)
+    lines = [json.loads(line) for line in before_after.record(run_dir, 3).read_text().splitlines()]
+    page = write_report([run_dir], tmp_path / "report.html").read_text()
+    assert page.count("<dt>teacher</dt>") == 3
+
+    loaded = load_run(run_dir)
+    prompts = [loaded.encode(line["prompt"]) for line in lines]
+    model: Any = AutoModelForCausalLM.from_pretrained(teacher)
+    texts = list(answers(replace(loaded, model=model), prompts, Sampling(8)))
+    assert [line["teacher"] for line in lines] == texts
+    assert texts != [line["before"] for line in lines]
+
+    # The same teacher on a server, which answers those who have allowed it.
+    with running(teacher, tmp_path / "servers") as (server,):
+        served = {**settings, "teacher": server.url, "support": "teacher_k", "timeout_seconds": 5}
+        config = toy.make_config(inputs, task="distill", distill=served)
+        asked = (config, run_dir, loaded, prompts, Sampling(8))
+        assert teacher_answers.answers_of_teacher(*asked) is None
+        assert not server.calls("/v1/completions")
+        monkeypatch.setenv(STARTED, str(run_dir))
+        assert teacher_answers.answers_of_teacher(*asked) == texts
+        server.set_fault("500")
+        assert teacher_answers.answers_of_teacher(*asked) is None
 
 
 def test_what_has_no_answers_is_explained(inputs: Path, tmp_path: Path) -> None:

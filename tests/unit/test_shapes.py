@@ -96,6 +96,7 @@ LINES: dict[str, dict[str, Any]] = {
         "step": 1, "cpu_percent": 5.0, "memory_bytes": 9, "gpus": [{"index": 0, "percent": 0.5, "memory_bytes": 9}],
     },
     metrics.BEFORE_AFTER: {
+        "teacher": "b",
         "prompt": "a", "expected": "b", "before": "c", "after": "b", "step": 1, "tools": ["t"],
         "messages": [{"role": "user", "content": "a"}], "answers": [{"step": 1, "answer": "a"}],
     },

@@ -274,6 +274,9 @@ def _is_answered(line: Mapping[str, Any]) -> bool:
     for key in ("prompt", "expected", "before", "after"):
         if not isinstance(line.get(key), str):
             return False
+    # Only a distillation has a teacher.
+    if not isinstance(line.get("teacher", ""), str):
+        return False
     for turn in turns:
         if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
             return False

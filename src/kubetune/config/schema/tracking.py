@@ -163,6 +163,6 @@ class LoggingConfig(Section):
         ge=0,
         le=100,
         description="After the run, let the model before training and each kept checkpoint answer this many rows of the "
-        "evaluation data: `before_after.jsonl`, shown in the report.",
+        "evaluation data, and the teacher of a distillation: `before_after.jsonl`, shown in the report.",
     )
     report_json: str | None = Field(None, description="File to which report.json is copied.")

@@ -3,8 +3,8 @@
     python -m kubetune.result.inference.before_after RUN_DIR [N]
 
 A process of its own, after the ranks have gone, so that it can change nothing of the training. The model before is the
-same one with its adapters off, or the base loaded once more. The rows are those that the run keeps: its data may have
-gone.
+same one with its adapters off, or the base loaded once more; the teacher of a distillation answers too. The rows are
+those that the run keeps: its data may have gone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.answer_targets import last_answer
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.answering import EncodedPrompt, Sampling, answers, load_run
+from kubetune.result.inference.teacher_answers import answers_of_teacher
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
 from kubetune.scoring.kept_questions import MOST_CHARACTERS, QUESTION_ROWS, choose
@@ -77,7 +78,7 @@ def record(run_dir: Path, number: int) -> Path:
         prompts.append(EncodedPrompt(row.ids[:begin].tolist(), row.images))
         references.append(row.ids[begin : begin + MOST_TOKENS].tolist())
 
-    answered = _ask(run_dir, prompts)
+    answered = _ask(config, run_dir, prompts)
     decode = answered.tokenizer.decode
     lines = []
     for index, row in enumerate(kept.rows):
@@ -92,6 +93,8 @@ def record(run_dir: Path, number: int) -> Path:
             "step": answered.best,
             "answers": by_step,
         }
+        if answered.teacher is not None:
+            line["teacher"] = answered.teacher[index]
         # The page shows a conversation turn by turn, if the data have it.
         line |= kept.turns.get(str(row.number), {})
         lines.append(json.dumps(line, ensure_ascii=False, default=str))
@@ -113,10 +116,11 @@ class AnswersByStep:
     best: int  # the step of the best checkpoint
     before: list[str]  # [rows]
     after: dict[int, list[str]]  # by step, [rows]
+    teacher: list[str] | None  # [rows] of a distillation, None if there is none to ask
     tokenizer: Tokenizer
 
 
-def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> AnswersByStep:
+def _ask(config: Config, run_dir: Path, prompts: Sequence[EncodedPrompt]) -> AnswersByStep:
     """Ask one model after the other, so that one is in memory at a time."""
     # Greedy, so that two checkpoints differ only by their weights.
     sampling = Sampling(MOST_TOKENS)
@@ -131,12 +135,14 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> AnswersByStep:
     with loaded.as_base() as base:
         before = list(answers(base, prompts, sampling))
 
-    # Each further checkpoint is loaded when the one before has been let go.
+    # Each further checkpoint, and the teacher, is loaded when the one before has been let go.
+    without_model = replace(loaded, model=None)
     del loaded, base
     for step in steps(run_dir):
         if step != best and verify(folder_of(run_dir, step), thorough=False) is None:
             after[step] = list(answers(load_run(run_dir, str(step)), prompts, sampling))
-    return AnswersByStep(best, before, after, tokenizer)
+    teacher = answers_of_teacher(config, run_dir, without_model, prompts, sampling)
+    return AnswersByStep(best, before, after, teacher, tokenizer)
 
 
 def _questions(
