@@ -36,17 +36,30 @@ from tests import toy
 from tests.architectures import save_model
 from tests.ranks import started, wait_all, wait_until
 from tests.run.test_distill import config_of, inputs, rows_of
-from tests.run.test_export_elsewhere import SIZE, needs_vllm, vllm_server
+from tests.run.test_export_elsewhere import PEERS, SIZE, needs_vllm, vllm_server
 from tests.vllm_server import FakeServer, running
 
 __all__ = ["inputs"]
 slow = pytest.mark.slow
-# Settings that any vLLM answers.
-ON_VLLM: tuple[dict[str, Any], ...] = (
-    {"support": "teacher_k", "top_k": 16, "beta": 0.5},
-    {"support": "teacher_k", "top_k": 64, "rest": "renormalise", "temperature": 0.7},
-    {"support": "teacher_k", "top_k": 512, "lmbda": 1, "max_completion_length": 6},
-)
+# Settings that vLLM answers, by its model runner.
+ON_VLLM: dict[str, tuple[dict[str, Any], ...]] = {
+    "first": (
+        {"support": "teacher_k", "top_k": 16, "beta": 0.5},
+        {"support": "teacher_k", "top_k": 64, "rest": "renormalise", "temperature": 0.7},
+        {"support": "teacher_k", "top_k": 512, "lmbda": 1, "max_completion_length": 6},
+    ),
+    "second": (
+        {"support": "student_k", "top_k": 16},
+        {
+            "support": "student_k",
+            "top_k": 64,
+            "rest": "renormalise",
+            "temperature": 0.7,
+            "beta": 0.5,
+        },
+        {"support": "student_k", "top_k": 512, "lmbda": 1, "max_completion_length": 6},
+    ),
+}
 WAYS = {"teacher_k": "/v1/completions", "student_k": "/inference/v1/generate"}
 FLAGS = "--max-logprobs 512 --enable-scale-out"
 
@@ -445,14 +458,18 @@ def test_what_servers_cannot_answer_is_refused(
 
 @slow
 @needs_vllm
-def test_vllm_says_what_a_teacher_in_memory_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("runner", ["first", "second"])
+def test_vllm_says_what_a_teacher_in_memory_does(tmp_path: Path, runner: str) -> None:
     inputs = toy.make_inputs(tmp_path / "toy", **SIZE)
     wide = {**SIZE, "hidden_size": 192, "intermediate_size": 256}
     save_model(inputs / "teacher", "qwen3", **wide)
     words = ("--max-logprobs=512", "--enable-scale-out")
     # With adapters vLLM 0.32 cannot compute log-probabilities of prompts on a CPU.
-    with vllm_server(inputs / "teacher", tmp_path / "server.log", *words, adapters=()) as url:
-        for number, settings in enumerate(ON_VLLM):
+    server: dict[str, Any] = {"adapters": ()}
+    if runner == "second":
+        server["program"] = (str(PEERS / "interpreted_vllm.py"),)
+    with vllm_server(inputs / "teacher", tmp_path / "server.log", *words, **server) as url:
+        for number, settings in enumerate(ON_VLLM[runner]):
             served = {"teacher": url, "timeout_seconds": 60, **settings}
             training = {"max_steps": 3, "eval_steps": 3, "save_steps": 3}
             on_server = toy.finished(
@@ -463,8 +480,9 @@ def test_vllm_says_what_a_teacher_in_memory_does(tmp_path: Path) -> None:
             )
             np.testing.assert_allclose(losses_of(on_server), losses_of(local), atol=1e-5)
 
-        # Without Triton it has no runner that scores tokens which are asked for.
-        newer = {"teacher": url, "support": "student_k", "timeout_seconds": 60}
-        run_dir = toy.make_run(tmp_path / "newer", config_of(inputs, distill=newer))
-        assert toy.train(run_dir) == [errors.USER]
-        assert "requires the V2 model runner" in toy.log_of(run_dir)
+        # Without Triton there is no second runner, which alone scores tokens that are asked for.
+        if runner == "first":
+            newer = {"teacher": url, "support": "student_k", "timeout_seconds": 60}
+            run_dir = toy.make_run(tmp_path / "newer", config_of(inputs, distill=newer))
+            assert toy.train(run_dir) == [errors.USER]
+            assert "requires the V2 model runner" in toy.log_of(run_dir)

