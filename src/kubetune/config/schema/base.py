@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -24,6 +24,10 @@ class Section(BaseModel):
         """Return the keys whose values differ from their defaults."""
         fields = type(self).model_fields
         return [key for key in fields if getattr(self, key) != fields[key].get_default()]
+
+    def set_in_vain(self, keys: Iterable[str], why: str) -> list[str]:
+        """Return a problem for each of these keys that is set. `why`: what it means nothing to, and what to do."""
+        return [f"{key} means nothing {why}" for key in keys if key in self.changed_keys]
 
 
 def _as_tuple(value: Any) -> Any:

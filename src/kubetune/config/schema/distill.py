@@ -156,30 +156,23 @@ class DistillConfig(Section):
         return problems
 
     @model_validator(mode="after")
-    def _keys_fit_the_answers(self) -> DistillConfig:
+    def _keys_fit_each_other(self) -> DistillConfig:
+        problems = []
         if self.lmbda < 1 and (self.teacher == ITSELF or self.teacher_prompt is not None):
-            raise ValueError(
+            problems.append(
                 f"lmbda is {self.lmbda:g}; expected 1 with `teacher: self` and with teacher_prompt, since only drawn "
                 "answers are shown to a teacher under another prompt"
             )
         if self.lmbda == 0:
-            for key in _OF_DRAWING:
-                if key in self.changed_keys:
-                    raise ValueError(
-                        f"{key} means nothing to `lmbda: 0`, which draws no answers; leave it out, or raise lmbda"
-                    )
+            why = "to `lmbda: 0`, which draws no answers; leave it out, or raise lmbda"
+            problems += self.set_in_vain(_OF_DRAWING, why)
         if self.lmbda == 1 and self.sft_weight:
-            raise ValueError(
+            problems.append(
                 "sft_weight is for the answers of the data, and `lmbda: 1` uses none; leave it out, or lower lmbda"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _keys_fit_the_support(self) -> DistillConfig:
         if self.support == "all":
-            for key in ("top_k", "rest"):
-                if key in self.changed_keys:
-                    raise ValueError(
-                        f"{key} means nothing to `support: all`; leave it out, or take teacher_k or student_k"
-                    )
+            why = "to `support: all`; leave it out, or take teacher_k or student_k"
+            problems += self.set_in_vain(("top_k", "rest"), why)
+        if problems:
+            raise ValueError("\n".join(problems))
         return self

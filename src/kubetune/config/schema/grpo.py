@@ -243,14 +243,14 @@ class GrpoConfig(Section):
     def _keys_fit_the_loss(self) -> GrpoConfig:
         problems = []
         for key, types in ONLY_WITH.items():
-            if key in self.changed_keys and self.loss_type not in types:
-                problems.append(
-                    f"{key} means nothing to `loss_type: {self.loss_type}`; leave it out, or take {' or '.join(types)}"
+            if self.loss_type not in types:
+                why = (
+                    f"to `loss_type: {self.loss_type}`; leave it out, or take {' or '.join(types)}"
                 )
+                problems += self.set_in_vain([key], why)
         if self.beta == 0.0:
-            for key in ("kl_estimator", "use_bias_correction_kl"):
-                if key in self.changed_keys:
-                    problems.append(f"{key} means nothing without beta; set beta, or leave it out")
+            keys: tuple[str, ...] = ("kl_estimator", "use_bias_correction_kl")
+            problems += self.set_in_vain(keys, "without beta; set beta, or leave it out")
         if self.loss_type == "vespo":
             # It takes the product of the ratios of an answer, and that of the corrections of its tokens.
             if self.importance_sampling_level != "token":
@@ -265,11 +265,10 @@ class GrpoConfig(Section):
         lower = self.importance_sampling_clip_min
         upper = self.importance_sampling_clip_max
         if self.importance_sampling_correction == "none":
-            for key in ("importance_sampling_clip_max", "importance_sampling_clip_min"):
-                if key in self.changed_keys:
-                    problems.append(
-                        f"{key} means nothing without importance_sampling_correction; leave it out"
-                    )
+            keys = ("importance_sampling_clip_max", "importance_sampling_clip_min")
+            problems += self.set_in_vain(
+                keys, "without importance_sampling_correction; leave it out"
+            )
         elif lower is None and upper is None:
             problems.append(
                 "importance_sampling_correction: has no limit; set one of clip_max and clip_min"
