@@ -26,6 +26,7 @@ from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.models import fsdp
 from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
+from kubetune.result.inference.answering import load_run
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, distill
 from kubetune.training import worker
@@ -353,29 +354,35 @@ def test_a_model_learns_from_itself_shown_the_answer(
 ) -> None:
     others = dict(changes)
     ranks = others.pop("ranks", 1)
-    training = {"max_steps": 2, "parallelism": others.pop("parallelism", "ddp")}
+    training = {
+        "max_steps": 2, "save_steps": 1, "save_total_limit": 2, "parallelism": others.pop("parallelism", "ddp"),
+    }  # fmt: skip
     config = config_of(inputs, training, distill=PRIVILEGED, **others)
     run_dir = toy.finished(tmp_path / "run", config, ranks)
-    model = AutoModelForCausalLM.from_pretrained(inputs / "model", attn_implementation="eager")
+    base = AutoModelForCausalLM.from_pretrained(inputs / "model", attn_implementation="eager")
     tokenizer = load_tokenizer(config.model)
     records = [json.loads(line) for line in (inputs / "train.jsonl").read_text().splitlines()]
-    total = 0.0
-    tokens = 0
-    for group in rollout_records.read_groups(run_dir, 0):
-        record = records[group.row]
-        shown = tokenizer.encode_prompt(f"{record['prompt']} The answer is{record['completion']}")
-        for answer in group.answers:
-            parts = []
-            for prompt in (group.prompt, shown):
-                ids = torch.tensor([prompt + answer.ids])
-                with torch.no_grad():
-                    logits = model.eval()(ids).logits[0, len(prompt) - 1 : -1].double()
-                parts.append((logits / 0.9).log_softmax(-1))
-            total += float((parts[0].exp() * (parts[0] - parts[1])).sum())
-            tokens += len(answer.ids)
-    line = next(line for line in metrics.read_metrics(run_dir) if "loss" in line)
-    assert line["loss"] > 0
-    assert line["loss"] == pytest.approx(total / tokens, rel=1e-3)
+    lines = [line for line in metrics.read_metrics(run_dir) if "loss" in line]
+    # The student has changed when the second step begins, and the teacher is still the base.
+    for step, student in ((0, base), (1, load_run(run_dir, "1").model)):
+        total = 0.0
+        tokens = 0
+        for group in rollout_records.read_groups(run_dir, step):
+            record = records[group.row]
+            shown = tokenizer.encode_prompt(
+                f"{record['prompt']} The answer is{record['completion']}"
+            )
+            for answer in group.answers:
+                parts = []
+                for model, prompt in ((student, group.prompt), (base, shown)):
+                    ids = torch.tensor([prompt + answer.ids])
+                    with torch.no_grad():
+                        logits = model.eval()(ids).logits[0, len(prompt) - 1 : -1].double()
+                    parts.append((logits / 0.9).log_softmax(-1))
+                total += float((parts[0].exp() * (parts[0] - parts[1])).sum())
+                tokens += len(answer.ids)
+        assert lines[step]["loss"] > 0
+        assert lines[step]["loss"] == pytest.approx(total / tokens, rel=1e-3)
 
 
 def test_a_teacher_that_is_shown_nothing_more_is_refused(inputs: Path, tmp_path: Path) -> None:
