@@ -36,8 +36,8 @@ from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints
 from kubetune.scoring.rewards.model_sources import source_of
-from kubetune.scoring.rewards.models import load_teacher
 from kubetune.scoring.rewards.named_models import NamedModel
+from kubetune.scoring.rewards.teachers import load_teacher
 from kubetune.tasks import causal_lm
 from kubetune.training.rollouts.sampler import Decoder
 from tests import reviews, toy

@@ -30,7 +30,7 @@ from kubetune.result.inference.answering import load_run
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, distill
 from kubetune.training import worker
-from kubetune.training.reference import teacher
+from kubetune.training.reference import kept_teacher
 from kubetune.training.rollouts import rollout_records
 from tests import toy
 from tests.architectures import save_model
@@ -318,7 +318,7 @@ def test_what_a_teacher_said_is_kept_and_the_same(inputs: Path, tmp_path: Path) 
 
 
 def trained_unkept(words: list[str]) -> int:
-    teacher.MOST_BYTES = 1  # type: ignore[misc]
+    kept_teacher.MOST_BYTES = 1  # type: ignore[misc]
     return worker.main(words)
 
 

@@ -35,7 +35,7 @@ from kubetune.models.prefix_sharing import why_not
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, preference
-from kubetune.training.reference.scores import scores
+from kubetune.training.reference.scores import AskedForAnswers, scores
 from tests import toy
 from tests.architectures import (
     COMMON,
@@ -434,7 +434,9 @@ def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
     runs = []
     for share_prefixes in (True, False):
         tokens.append(0)
-        tables = scores(learner, {"train": rows}, plan, world, share_prefixes=share_prefixes)
+        tables = scores(
+            AskedForAnswers(), learner, {"train": rows}, plan, world, share_prefixes=share_prefixes
+        )
         runs.append(tables["train"])
     np.testing.assert_allclose(*runs, rtol=1e-6)
     assert tokens[0] < 0.75 * tokens[1] == 0.75 * rows.lengths.sum()

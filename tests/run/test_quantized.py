@@ -24,7 +24,7 @@ from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm, preference, sequence_classification
 from kubetune.tasks.task import Task
-from kubetune.training.reference.scores import scores
+from kubetune.training.reference.scores import AskedForAnswers, scores
 from tests import reviews, toy
 from tests.architectures import randomize_lora, relative_error, save_model, take_gradients
 from tests.preferences import write_pairs
@@ -172,7 +172,7 @@ def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Pa
     rows = prepare(config).train
     learner = preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
     plan = make_plan(config, len(rows))
-    rows.reference = scores(learner, {"train": rows}, plan, world)["train"]
+    rows.reference = scores(AskedForAnswers(), learner, {"train": rows}, plan, world)["train"]
     work = preference.TASK.with_batch_totals(learner, Feed(rows, plan, 0, world).step(0), world)
     loss = sum(
         float(preference.TASK.backward(learner, batch, 1 / work.divisor)[0])
@@ -180,7 +180,7 @@ def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Pa
     )
     assert loss == pytest.approx(math.log(2), abs=1e-6)
     randomize_lora(learner.model)
-    again = scores(learner, {"train": rows}, plan, world)["train"]
+    again = scores(AskedForAnswers(), learner, {"train": rows}, plan, world)["train"]
     np.testing.assert_array_equal(again, rows.reference)  # the adapter is off
     learner.model.eval()
     assert (

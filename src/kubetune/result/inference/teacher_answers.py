@@ -18,8 +18,8 @@ from kubetune.result.inference.answering import EncodedPrompt, LoadedModel, Samp
 from kubetune.result.inference.result import default_device
 from kubetune.scoring.generation import until_end
 from kubetune.scoring.rewards.model_sources import source_of
-from kubetune.scoring.rewards.models import load_teacher
 from kubetune.scoring.rewards.named_models import NamedModel
+from kubetune.scoring.rewards.teachers import load_teacher
 from kubetune.training.reference.served_teacher import collected
 from kubetune.training.rollouts.servers.calls import Calls
 from kubetune.training.rollouts.servers.completions import answers_in, request_for

@@ -1,4 +1,4 @@
-"""Rewards by a frozen model that the rank itself holds: a reward model's score, or what a teacher says of the tokens.
+"""Rewards by a frozen model that the rank itself holds: a reward model's score, or what a teacher says (teachers.py).
 
 Both judge all answers to one prompt at a time, in batches that depend only on these answers. So an answer gets the
 same reward on any rank and in any start. No gradient is kept.
@@ -6,20 +6,15 @@ same reward on any rank and in any start. No gradient is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
-from kubetune import errors
 from kubetune.base import logs
-from kubetune.batching.batch import Batch, collate
-from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.config.schema import GrpoConfig, RewardConfig
-from kubetune.data.prepared.micro_batches import pack
 from kubetune.data.reading.examples import Chat, Example, Pair
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
@@ -32,14 +27,11 @@ from kubetune.scoring.rewards import named_models
 from kubetune.scoring.rewards.model_sources import ModelSource, source_of
 from kubetune.scoring.rewards.named_models import NamedModel
 from kubetune.scoring.rewards.request import Judgement, Request
-from kubetune.tasks import causal_lm, reward_model
-from kubetune.tasks.grpo.task import log_probabilities
+from kubetune.scoring.rewards.teachers import TeacherJudge, batches_of, frozen, load_teacher
+from kubetune.tasks import reward_model
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.rows import TrainedIds
-
-# Tokens that are run at a time.
-TOKENS_AT_ONCE: Final = 16_384
 
 
 class ModelJudge(Protocol):
@@ -76,9 +68,6 @@ def load_judge(
     return TeacherJudge(replace(teacher, grpo=GrpoConfig()), source.digest)
 
 
-# Reward models.
-
-
 @dataclass(frozen=True)
 class RewardModelJudge:
     """Scores answers as `task: reward_model` does: the prompt and the answer by its own tokenizer and chat template."""
@@ -105,7 +94,7 @@ class RewardModelJudge:
             rows.append((ids, np.zeros(len(ids), bool)))
             places.append(place)
 
-        batches = _batches_of(rows, self.learner)
+        batches = batches_of(rows, self.learner)
         scores: list[float | None] = [None] * len(request.texts)
         for place, score in zip(places, reward_model.score(self.learner, batches), strict=True):
             scores[place] = score
@@ -126,7 +115,7 @@ def _reward_model(source: ModelSource, device: torch.device) -> RewardModelJudge
     logs.MODEL.info("answers are scored by %s", source.name)
     # As in training (data/text/encode_preferences).
     encoder = Encoder(tokenizer, add_special_tokens=adds_special_tokens, keeps_prompts=True)
-    return RewardModelJudge(_frozen(learner), encoder, limit, source.digest)
+    return RewardModelJudge(frozen(learner), encoder, limit, source.digest)
 
 
 def _classifier(spec: ModelSpec, tokenizer: Tokenizer, device: torch.device) -> Learner:
@@ -155,80 +144,3 @@ def _example(prompt: Any, text: str) -> Example:
     if isinstance(prompt, str):
         return Pair(prompt, text)
     return Chat((*prompt, {"role": "assistant", "content": text}))
-
-
-# Teachers.
-
-
-@dataclass(frozen=True)
-class TeacherJudge:
-    """Rewards an answer by the mean log-probability that a teacher gives its tokens, in nats."""
-
-    learner: Learner
-    digest: str
-
-    def judge(self, request: Request) -> Judgement:
-        """Return the mean log-probability of each answer's tokens, of which each answer has at least one."""
-        heartbeat.beat("reward")
-        rows = [answer_sequence(request.prompt_ids, answer_ids) for answer_ids in request.ids]
-        # For 2 answers with 2 and 3 tokens: logps -1 -3 | -2 -2 -5, means -2 and -3.
-        means: list[float | None] = [None] * len(rows)
-        for batch in _batches_of(rows, self.learner):
-            logps = log_probabilities(self.learner, batch)
-            # Tokens lie end to end, answer after answer.
-            lengths = [len(request.ids[number]) for number in batch.samples]
-            for number, of_answer in zip(batch.samples, logps.split(lengths), strict=True):
-                means[number] = float(of_answer.double().mean())
-        return Judgement(means)
-
-
-def load_teacher(
-    source: ModelSource,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    longest: int,
-) -> Learner:
-    """Return a frozen language model that says how likely the tokens of another one are.
-
-    Raise ConfigError or ModelError for one that has other tokens, or reads fewer than `longest`.
-    """
-    of_teacher = load_tokenizer(source.spec.model)
-    if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
-        raise named_models.other_tokens(source.key, source.name, of_teacher.name, tokenizer.name)
-    if source.config is None:
-        model = loading.load_pretrained(AutoModelForCausalLM, source.spec, device).eval()
-        learner = causal_lm.TASK.learner_of(model, source.spec)
-    else:
-        learner = source.checked(lambda: causal_lm.TASK.load(source.spec, source.folder, device))
-    try:
-        loading.check_positions(learner.lm, longest)
-    except errors.ConfigError as error:
-        raise errors.ConfigError(f"{source.key}: the teacher {source.name}: {error}") from None
-    return _frozen(learner)
-
-
-def _frozen(learner: Learner) -> Learner:
-    for parameter in learner.model.parameters():
-        parameter.requires_grad_(False)
-    learner.model.eval()
-    return learner
-
-
-def _batches_of(rows: Sequence[TrainedIds], learner: Learner) -> list[Batch]:
-    """Return rows as batches on the model's device; one row a batch if the model knows no packed batches.
-
-    The samples of a batch are the numbers of its rows.
-    """
-    if not rows:
-        return []
-    device = next(learner.model.parameters()).device
-    # One token is less than any row has, so that each row is a batch.
-    budget = 1
-    if learner.route.padding_free:
-        budget = TOKENS_AT_ONCE
-    lengths = np.array([len(ids) for ids, _ in rows])
-    batches = []
-    for numbers in pack(np.arange(len(rows)), lengths, budget):
-        of_batch = [rows[number] for number in numbers]
-        batches.append(collate(of_batch, numbers.tolist()).to(device))
-    return batches

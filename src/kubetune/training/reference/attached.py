@@ -24,7 +24,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import implementation
 from kubetune.rundir import metrics
 from kubetune.training.reference.logp_tables import Tables, read_tables, write_tables
-from kubetune.training.reference.scores import OF_ANSWERS, Asked, scores
+from kubetune.training.reference.scores import Asked, AskedForAnswers, scores
 from kubetune.training.start.rank_start import RankStart
 
 # Raise it when the same rows would give other numbers, or when the form of the files changes.
@@ -45,8 +45,10 @@ def attach(start: RankStart, learner: Learner, dtype: torch.dtype, *, share_pref
         assert start.base is not None, "rank 0 has it"
         key = _fingerprint(learner, dtype, data, start.base, share_prefixes)
     place = Place(start, "reference", key, "the model before training")
-    asking = partial(scores, learner, share_prefixes=share_prefixes)
-    tables = tables_of(place, splits, OF_ANSWERS, asking)
+    asked = AskedForAnswers()
+    tables = tables_of(
+        place, splits, asked, partial(scores, asked, learner, share_prefixes=share_prefixes)
+    )
     for split, rows in splits.items():
         rows.reference = tables[split]
 
@@ -66,7 +68,7 @@ def tables_of(
 ) -> Tables:
     """Return what a model says of the rows of some splits, computed once for all runs. All ranks call it.
 
-    `ask`: `scores` with the model that is asked if the file is missing.
+    `ask`: `scores` of what is asked, by the model that is asked if the file is missing.
     """
     start = place.start
     data = start.data
@@ -82,7 +84,7 @@ def tables_of(
     is_missing = process_group.agree(tables is None, world)
     # If one rank lacks them, all compute: the model may be sharded.
     if is_missing or tables is None:
-        tables = ask(splits, start.plan, world, parts, asked=asked)
+        tables = ask(splits, start.plan, world, parts)
         # One rank of each node writes: nodes may share a disk or not.
         if world.local_rank == 0:
             write_tables(path, tables)

@@ -26,12 +26,12 @@ from kubetune.data.order import Ids
 Tables = dict[str, NDArray[Any]]
 
 
-class UnitLogps(NamedTuple):
-    """The result of a unit, rows that are run together."""
+class UnitAnswers(NamedTuple):
+    """What a model says of a unit, rows that are run together."""
 
     split: str
-    ids: Ids  # [rows] the lines of the table
-    values: NDArray[Any]  # [rows, 2] log-probabilities of both answers
+    lines: Ids  # of the table: the rows, or their labels
+    values: NDArray[Any]  # [lines, numbers]
 
 
 def read_tables(path: Path, expected: Mapping[str, tuple[int, ...]]) -> Tables | None:
@@ -53,17 +53,17 @@ def take_up(part: Path, tables: Tables) -> None:
             table[arrays[f"{split}.ids"]] = arrays[split]
 
 
-def write_part(parts: Path, units: Sequence[UnitLogps]) -> None:
+def write_part(parts: Path, units: Sequence[UnitAnswers]) -> None:
     """Write the file of a part, in the form that the top of this module shows."""
     # Units of no rows were only there to keep ranks together.
-    by_split: dict[str, list[UnitLogps]] = {}
+    by_split: dict[str, list[UnitAnswers]] = {}
     for unit in units:
-        if len(unit.ids):
+        if len(unit.lines):
             by_split.setdefault(unit.split, []).append(unit)
 
     arrays: dict[str, NDArray[Any]] = {}
     for split, of_split in by_split.items():
-        arrays[f"{split}.ids"] = np.concatenate([unit.ids for unit in of_split])
+        arrays[f"{split}.ids"] = np.concatenate([unit.lines for unit in of_split])
         arrays[split] = np.concatenate([unit.values for unit in of_split])
     write_tables(parts / f"{uuid.uuid4().hex}.npz", arrays)
 

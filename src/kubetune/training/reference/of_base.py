@@ -11,7 +11,7 @@ from kubetune.models.loading import load_pretrained
 from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import Plan
 from kubetune.tasks import causal_lm, vision_language
-from kubetune.training.reference.scores import scores
+from kubetune.training.reference.scores import AskedForAnswers, scores
 
 
 def ask_base(spec: ModelSpec, learner: Learner, rows: Rows, plan: Plan, world: World) -> None:
@@ -23,4 +23,4 @@ def ask_base(spec: ModelSpec, learner: Learner, rows: Rows, plan: Plan, world: W
         task = causal_lm.TASK if spec.vision is None else vision_language.TASK
         model = load_pretrained(getattr(transformers, task.auto_class), spec, world.device)
         learner = task.learner_of(model, spec)
-    rows.reference = scores(learner, {"eval": rows}, plan, world)["eval"]
+    rows.reference = scores(AskedForAnswers(), learner, {"eval": rows}, plan, world)["eval"]

@@ -1,4 +1,4 @@
-"""Compute log-probabilities of all answers under the model with its adapter off, on all ranks.
+"""Ask a model about all rows, on all ranks: the one that learns with its adapter off, or a teacher.
 
 The work is cut into units, which are rows that are run together. They follow from the rows and the plan, not from the
 ranks, so a later start on any number of ranks does exactly the units that no part has. Two ranks, parts of 4 units:
@@ -10,9 +10,9 @@ ranks, so a later start on any number of ranks does exactly the units that no pa
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,7 +31,7 @@ from kubetune.models.learner import Learner
 from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat
 from kubetune.tasks import preference
-from kubetune.training.reference.logp_tables import Tables, UnitLogps, take_up, write_part
+from kubetune.training.reference.logp_tables import Tables, UnitAnswers, take_up, write_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,30 +53,47 @@ class Unit(NamedTuple):
     lines: Ids  # of the table: the rows, or their labels
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(ABC):
     """What a model is asked about each batch, and the table that keeps the answers."""
 
-    # [lines, numbers], or what waits for them while others are asked for.
-    of_batch: Callable[[Learner, Batch], NDArray[Any] | Callable[[], NDArray[Any]]]
-    lines: Callable[[Rows, Ids], Ids]  # of the table, for some rows in order
-    shape: Callable[[Rows], tuple[int, int]]  # of the table
-    dtype: Any
     whose: str  # model, for messages
-    phase: str = "reference"  # the heartbeat's name for it
+    dtype: Any  # of the table
+    phase = "reference"  # the heartbeat's name for it
+
+    @abstractmethod
+    def of_batch(self, learner: Learner, batch: Batch) -> NDArray[Any] | Callable[[], NDArray[Any]]:
+        """Return the answers `[lines, numbers]`, or what waits for them while others are asked for."""
+
+    @abstractmethod
+    def lines(self, rows: Rows, ids: Ids) -> Ids:
+        """Return the lines of the table for some rows, in order."""
+
+    @abstractmethod
+    def shape(self, rows: Rows) -> tuple[int, int]:
+        """Return the shape of the table."""
 
 
-# Log-probabilities of the two answers of each row under the model before training.
-OF_ANSWERS: Final = Asked(
-    lambda learner, batch: preference.log_probabilities(learner, batch),
-    lambda _, ids: ids,
-    lambda rows: (len(rows), 2),
-    np.float64,
-    "the model, before any training,",
-)
+class AskedForAnswers(Asked):
+    """The log-probabilities of the two answers of each row under the model before training."""
+
+    whose = "the model, before any training,"
+    dtype = np.float64
+
+    def of_batch(self, learner: Learner, batch: Batch) -> NDArray[Any]:
+        """Return the log-probabilities of both answers, `[rows, 2]`."""
+        return preference.log_probabilities(learner, batch)
+
+    def lines(self, rows: Rows, ids: Ids) -> Ids:
+        """Return the rows themselves."""
+        return ids
+
+    def shape(self, rows: Rows) -> tuple[int, int]:
+        """Return the shape of the table."""
+        return (len(rows), 2)
 
 
 def scores(
+    asked: Asked,
     learner: Learner,
     splits: Mapping[str, Rows],
     plan: Plan,
@@ -84,9 +101,8 @@ def scores(
     parts: Path | None = None,
     *,
     share_prefixes: bool = False,
-    asked: Asked = OF_ANSWERS,
 ) -> Tables:
-    """Return the tables of the model with its adapter off, for the rows of some splits.
+    """Return the tables of what a model says of the rows of some splits.
 
     `parts`: the folder in which finished work is kept. Raise ModelError if a log-probability is not finite.
     """
@@ -117,19 +133,19 @@ def scores(
     learner.model.eval()
     try:
         for start in range(0, len(missing), size):
-            logps = _logps(
+            answers = _answers(
+                asked,
                 learner,
                 splits,
                 missing[start : start + size],
                 world,
                 share_prefixes,
-                asked,
             )
-            for of_unit in logps:
+            for of_unit in answers:
                 _require_finite(of_unit, asked.whose)
-                tables[of_unit.split][of_unit.ids] = of_unit.values
+                tables[of_unit.split][of_unit.lines] = of_unit.values
             if parts is not None and world.local_rank == 0:
-                write_part(parts, logps)
+                write_part(parts, answers)
     finally:
         fsdp.close(learner.lm)
         learner.model.train(is_training)
@@ -154,14 +170,14 @@ def _missing(units: Sequence[Unit], tables: Tables, world: World) -> list[Unit]:
     return missing
 
 
-def _logps(
+def _answers(
+    asked: Asked,
     learner: Learner,
     splits: Mapping[str, Rows],
     units: Sequence[Unit],
     world: World,
     share_prefixes: bool,
-    asked: Asked,
-) -> list[UnitLogps]:
+) -> list[UnitAnswers]:
     """Run some units, which are dealt to the ranks in turn. Return the results of all, the same on all ranks."""
     mine = list(units[world.rank :: world.size])
     if fsdp.is_sharded(learner.model):
@@ -172,12 +188,12 @@ def _logps(
         mine += [empty] * (most - len(mine))
 
     readers = {split: picture_reader(rows) for split, rows in splits.items()}
-    logps: list[UnitLogps] = []
+    answers: list[UnitAnswers] = []
     waiting: deque[tuple[Unit, Callable[[], NDArray[Any]]]] = deque()
 
-    def answered() -> None:
+    def wait_for_first() -> None:
         unit, wait = waiting.popleft()
-        logps.append(UnitLogps(unit.split, unit.lines, wait()))
+        answers.append(UnitAnswers(unit.split, unit.lines, wait()))
 
     for unit in mine:
         heartbeat.beat(asked.phase)
@@ -189,27 +205,27 @@ def _logps(
         )
         values = asked.of_batch(learner, batch.to(world.device))
         if not callable(values):
-            logps.append(UnitLogps(unit.split, unit.lines, values))
+            answers.append(UnitAnswers(unit.split, unit.lines, values))
             continue
         waiting.append((unit, values))
         if len(waiting) > ASKED_AHEAD:
-            answered()
+            wait_for_first()
     while waiting:
-        answered()
+        wait_for_first()
 
     of_all = []
-    for of_rank in process_group.gather(logps, world):
+    for of_rank in process_group.gather(answers, world):
         of_all.extend(of_rank)
     return of_all
 
 
-def _require_finite(of_unit: UnitLogps, whose: str) -> None:
+def _require_finite(of_unit: UnitAnswers, whose: str) -> None:
     """Raise ModelError, naming the first line, if a log-probability is not finite."""
     is_finite = np.isfinite(of_unit.values).all(1)
     if is_finite.all():
         return
     first = int(np.argmin(is_finite))
     raise errors.ModelError(
-        f"{whose} says {of_unit.values[first][:2].tolist()} of {of_unit.split} line {int(of_unit.ids[first]):,}; expected "
+        f"{whose} says {of_unit.values[first][:2].tolist()} of {of_unit.split} line {int(of_unit.lines[first]):,}; expected "
         "log-probabilities. Its weights may be damaged, or model.dtype too narrow"
     )
