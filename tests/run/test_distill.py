@@ -317,6 +317,15 @@ def test_what_a_teacher_said_is_kept_and_the_same(inputs: Path, tmp_path: Path) 
     assert "computed in" in toy.log_of(toy.finished(tmp_path / "warmer", warmer))
 
 
+def test_more_tokens_than_there_are_can_be_kept(inputs: Path, tmp_path: Path) -> None:
+    losses = []
+    for name, settings in (("kept", {"support": "teacher_k", "top_k": 5000}), ("all", {})):
+        config = config_of(inputs, {"max_steps": 1}, distill={**settings, "beta": 0.5})
+        run_dir = toy.finished(tmp_path / name, config)
+        losses += [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def trained_unkept(words: list[str]) -> int:
     kept_teacher.MOST_BYTES = 1  # type: ignore[misc]
     return worker.main(words)

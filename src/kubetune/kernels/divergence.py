@@ -126,7 +126,9 @@ def kept_numbers(teacher: Teacher, labels: int, number: int) -> Tensor:
         events = teacher.likeliest(slice(start, start + ROWS_AT_ONCE), number)
         assert events is not None, "it is asked of a model"
         ids = events.ids.int().view(torch.float32)
-        parts.append(torch.cat([ids, events.logps, events.rest[:, None]], 1))
+        # -inf where no other token is left. What is kept has to be finite, and nothing reads it then.
+        rest = events.rest.clamp(min=torch.finfo(torch.float32).min)
+        parts.append(torch.cat([ids, events.logps, rest[:, None]], 1))
     return torch.cat(parts)
 
 

@@ -48,18 +48,19 @@ class AskedForLabels(Asked):
     dtype = np.float32
     phase = "teacher"
 
-    def __init__(self, name: str, student: Learner) -> None:
+    def __init__(self, name: str, student: Learner, number: int) -> None:
+        """`number`: of tokens at each label."""
         self.whose = f"the teacher {name}"
         self._student = student
-        self._settings = distill.settings_of(student)
+        self._number = number
 
     def of_batch(self, learner: Learner, batch: Batch) -> NDArray[Any] | Callable[[], NDArray[Any]]:
         """Return what is kept of each label of a batch, `[labels, 2 k + 1]`."""
         if not batch.num_labels:
-            return np.empty((0, _width(self._settings)), np.float32)
+            return np.empty((0, _width(self._number)), np.float32)
         with torch.no_grad():
             teacher = distill.teacher_of(replace(self._student, teacher=learner), batch)
-            numbers = kept_numbers(teacher, batch.num_labels, self._settings.top_k)
+            numbers = kept_numbers(teacher, batch.num_labels, self._number)
         return numbers.cpu().numpy()
 
     def lines(self, rows: Rows, ids: Ids) -> Ids:
@@ -68,14 +69,14 @@ class AskedForLabels(Asked):
 
     def shape(self, rows: Rows) -> tuple[int, int]:
         """Return the shape of the table."""
-        return (int(rows.trained_counts.sum()), _width(self._settings))
+        return (int(rows.trained_counts.sum()), _width(self._number))
 
 
 class AskedOnServers(AskedForLabels):
     """The same under a teacher on servers. The model that learns is only there to be asked in units of its batches."""
 
     def __init__(self, teacher: TeacherOnServers, student: Learner) -> None:
-        super().__init__(teacher.model, student)
+        super().__init__(teacher.model, student, teacher.number)
         self._teacher = teacher
 
     def of_batch(self, learner: Learner, batch: Batch) -> Callable[[], NDArray[Any]]:
@@ -103,11 +104,11 @@ def keep(
         rows.teacher = tables[split]
 
 
-def is_kept(settings: DistillConfig, rows: Rows) -> bool:
-    """True if the teacher is asked once, and what it says of the rows of training is kept."""
+def is_kept(settings: DistillConfig, number: int, rows: Rows) -> bool:
+    """True if the teacher is asked once, and what it says of `number` tokens at each label of training is kept."""
     if not settings.keeps_teacher:
         return False
-    num_bytes = 4 * _width(settings) * int(rows.trained_counts.sum())
+    num_bytes = 4 * _width(number) * int(rows.trained_counts.sum())
     if num_bytes > MOST_BYTES:
         logs.MODEL.info(
             "the teacher is asked at each step, since its numbers would take %s, more than %s; a smaller top_k takes less",
@@ -118,9 +119,9 @@ def is_kept(settings: DistillConfig, rows: Rows) -> bool:
     return True
 
 
-def _width(settings: DistillConfig) -> int:
-    """Return how many numbers are kept of a label."""
-    return 2 * settings.top_k + 1
+def _width(number: int) -> int:
+    """Return how many numbers are kept of a label with so many tokens."""
+    return 2 * number + 1
 
 
 def _fingerprint(start: RankStart, facts: dict[str, Any]) -> str:

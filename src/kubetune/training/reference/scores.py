@@ -221,11 +221,12 @@ def _answers(
 
 def _require_finite(of_unit: UnitAnswers, whose: str) -> None:
     """Raise ModelError, naming the first line, if a log-probability is not finite."""
-    is_finite = np.isfinite(of_unit.values).all(1)
+    is_finite = np.isfinite(of_unit.values)
     if is_finite.all():
         return
-    first = int(np.argmin(is_finite))
+    first = int(np.argmin(is_finite.all(1)))
+    wrong = of_unit.values[first][~is_finite[first]][0]
     raise errors.ModelError(
-        f"{whose} says {of_unit.values[first][:2].tolist()} of {of_unit.split} line {int(of_unit.lines[first]):,}; expected "
+        f"{whose} says {wrong} of {of_unit.split} line {int(of_unit.lines[first]):,}; expected "
         "log-probabilities. Its weights may be damaged, or model.dtype too narrow"
     )

@@ -54,7 +54,8 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     load = partial(_raised_together, start, partial(_loaded, start, learner, source))
     same = partial(_require_same_teacher, start.run_dir, source.name, source.digest)
     on_main(same, start.world)
-    if not is_kept(start.model.distill, start.data.train):
+    number = _number_of_tokens(start, learner)
+    if not is_kept(start.model.distill, number, start.data.train):
         return replace(learner, teacher=load())
     facts = {
         "teacher": source.digest,
@@ -64,7 +65,7 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
         "temperature": start.model.distill.temperature,
         "tokens": tokens,
     }
-    keep(start, AskedForLabels(source.name, learner), facts, load)
+    keep(start, AskedForLabels(source.name, learner, number), facts, load)
     return learner
 
 
@@ -72,7 +73,7 @@ def _with_servers(start: RankStart, learner: Learner, servers: Sequence[Server])
     """Return the learner with a teacher on servers. Raise ConfigError, ModelError or EnvironmentFault without them."""
     settings = start.model.distill
     width = learner.lm.config.get_text_config().vocab_size
-    number = min(settings.top_k, width)
+    number = _number_of_tokens(start, learner)
     logs.STEP.info("asking the teacher on %s", ", ".join(server.url for server in servers))
     tokenizer = start.data.tokenizer
     meet = partial(
@@ -83,21 +84,22 @@ def _with_servers(start: RankStart, learner: Learner, servers: Sequence[Server])
     digest = hashlib.sha256(met.model.encode()).hexdigest()
     same = partial(_require_same_teacher, start.run_dir, met.model, digest, met.probe)
     probe = on_main(same, start.world)
+    learner = replace(learner, compared_tokens=met.tokens)
     teacher = TeacherOnServers(
         servers=servers,
         model=met.model,
         most_tokens=met.most_tokens,
-        number=min(number, met.tokens or width),
+        number=_number_of_tokens(start, learner),
         width=met.tokens or width,
         seconds=settings.timeout_seconds,
         rank=start.world.rank,
         of_student=settings.support == "student_k",
     )
-    if is_kept(settings, start.data.train):
+    if is_kept(settings, teacher.number, start.data.train):
         facts = {"teacher": digest, "probe": probe, "tokens": met.tokens}
         keep(start, AskedOnServers(teacher, learner), facts, lambda: learner)
     teacher = replace(teacher, is_stopping=lambda: start.stop.requested)
-    return replace(learner, served_teacher=teacher, compared_tokens=met.tokens)
+    return replace(learner, served_teacher=teacher)
 
 
 def _require_same_teacher(
@@ -159,6 +161,12 @@ def _compared_tokens(start: RankStart, learner: Learner, source: ModelSource) ->
         )
     logs.MODEL.info("%s; they are compared over the %s ids of their tokenizer", words, f"{ids:,}")
     return ids
+
+
+def _number_of_tokens(start: RankStart, learner: Learner) -> int:
+    """Return how many tokens a teacher is asked for at each label: no more than are compared."""
+    compared = learner.compared_tokens or learner.lm.config.get_text_config().vocab_size
+    return min(start.model.distill.top_k, compared)
 
 
 def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
