@@ -5,6 +5,7 @@ The file of each tool knows what its keys mean and which commands it has; nothin
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ from typing import Any, NoReturn
 
 from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers.shell import Command, Word, read_script
+from kubetune.plugins.importers.shell import Command, Script, Word, read_script
+from kubetune.plugins.importers.shell.files import may_be_same, may_write
 
 _SCRIPTS = (".sh", ".bash")
 # Tools that take `key=value` on the command line.
@@ -154,6 +156,8 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
         notes[first.command.line] = (
             f"is called only where {first.command.condition}, which a running shell knows; taken as if it were"
         )
+    called = [call.command for call in calls]
+    _require_unchanged(path, first, script, called)
     foreign = _read_command(path, first)
     variables = {**script.unclear, **foreign.variables}
     return replace(foreign, more=more, notes=notes, variables=variables)
@@ -211,7 +215,7 @@ def _read_command(path: Path, call: _Call) -> Foreign:
     settings = {
         **exported,
         **launcher.assigned,
-        **_from_file(call.after, path),
+        **_from_file(call, path),
         **arguments.options,
         **arguments.assigned,
     }
@@ -238,17 +242,50 @@ def _read_command(path: Path, call: _Call) -> Foreign:
     )
 
 
-def _from_file(words: Sequence[Word], path: Path) -> Mapping[str, Any]:
-    """Return settings from a file, as in `swift sft config.yaml` and `trl sft --config config.yaml`."""
-    texts = [word.text for word in words]
+def _config_of(call: _Call) -> str:
+    """Return the file that a call takes its settings from, as in `swift sft config.yaml`; empty for none."""
+    texts = [word.text for word in call.after]
     match = _CONFIG.match(f" {' '.join(texts)}")
-    if match is None:
+    return match[1] if match else ""
+
+
+def _require_unchanged(path: Path, call: _Call, script: Script, called: Sequence[Command]) -> None:
+    """Raise ConfigError if the script may write the file that its training takes its settings from."""
+    config = _config_of(call)
+    if not config:
+        return
+    config = posixpath.join(call.command.folder, config)
+    lines = [line for name, line in script.written.items() if may_be_same(name, config)]
+    for command in script.commands:
+        if command not in called and command.line <= call.command.line:
+            words = [word.text for word in command.words]
+            if may_write(words, config, command.folder):
+                lines.append(command.line)
+    if lines:
+        _refuse(
+            path,
+            f"line {min(lines)} may write {config}, from which the training takes its settings; run the script up to "
+            "there, then import that file",
+        )
+
+
+def _from_file(call: _Call, path: Path) -> Mapping[str, Any]:
+    """Return the settings from the file that a call names."""
+    config = _config_of(call)
+    if not config:
         return {}
+    folder = call.command.folder
+    if "$" in folder:
+        _refuse(
+            path,
+            f"takes its settings from {config}, in a folder that only a running shell knows; import that file",
+        )
     # Such commands are called from the root of a repository, which is above the script.
-    for folder in (*path.absolute().parents, Path.cwd()):
-        if (folder / match[1]).is_file():
-            return read_foreign(folder / match[1], {}).settings
-    _refuse(path, f"takes its settings from {match[1]}, which is not found")
+    for start in (*path.absolute().parents, Path.cwd()):
+        file = start / folder / config
+        if file.is_file():
+            return read_foreign(file, {}).settings
+    _refuse(path, f"takes its settings from {posixpath.join(folder, config)}, which is not found")
 
 
 @dataclass

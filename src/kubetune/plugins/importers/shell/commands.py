@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import posixpath
 from collections.abc import Sequence
 from typing import Final
 
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.beyond import BUILTINS, may_set_anything
+from kubetune.plugins.importers.shell.files import UNKNOWN, moved
 from kubetune.plugins.importers.shell.nodes import field_of, line_of, text_of
 from kubetune.plugins.importers.shell.state import (
     Alternatives,
@@ -64,20 +65,32 @@ class Commands:
     def follow(self, node: Node) -> None:
         """Follow one command: a program that is kept, `exit`, or what may set any variable."""
         nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
-        before = self.values.state.copy()
-        words = self.values.words(nodes)
-        texts = [word.text for word in words]
-        # NAME=value before a program is its environment.
-        while texts and re.match(r"\w+=", texts[0]):
+        settings = [child for child in nodes if child.type == "variable_assignment"]
+        rest = [child for child in nodes if child not in settings]
+        environment: list[Word] = []
+        if settings and rest and _are_lines_apart(settings[-1], rest[0]):
+            for setting in settings:
+                self.assign(setting)
+            called = self.values.words(rest)
+        else:
+            # NAME=value before a program is its environment, and is set after the other words are filled in.
+            called = self.values.words(rest)
+            before = self.values.state.copy()
+            environment = self.values.words(settings)
             self.values.state = before
-            del texts[0]
+        texts = [word.text for word in called]
         program = texts[0] if texts else ""
         line = line_of(node)
         if program == "exit":
             self.values.state.has_ended = True
         elif program == "exec":
-            self.keep(line, words[1:])
+            self.keep(line, environment + called[1:])
             self.values.state.has_ended = True
+        elif program in ("cd", "pushd"):
+            target = next((text for text in texts[1:] if not text.startswith("--")), "~")
+            self.values.state.folder = moved(self.values.state.folder, target)
+        elif program == "popd":
+            self.values.state.folder = UNKNOWN
         elif program in ("source", ".", "eval"):
             self.script.unread[line] = f"{program}: what it sets is not known"
             if may_set_anything(program, " ".join(texts[1:])):
@@ -86,7 +99,7 @@ class Commands:
             # A variable stands for the builtin, of which `beyond` has seen nothing.
             self.doubt_all(f"`{program}` may set anew (line {line})")
         elif program and program not in _QUIET_COMMANDS:
-            self.keep(line, words)
+            self.keep(line, environment + called)
 
     def keep(self, line: int, words: Sequence[Word]) -> None:
         """Keep a program that the script calls."""
@@ -102,7 +115,15 @@ class Commands:
         condition = ""
         for around in self.conditions:
             condition = around or condition
-        self.script.commands.append(Command(line, tuple(words), exported, condition))
+        folder = self.values.state.folder
+        self.script.commands.append(Command(line, tuple(words), exported, condition, folder))
+
+    def redirect(self, node: Node) -> None:
+        """Keep the file that a redirection writes."""
+        target = node.child_by_field_name("destination")
+        if target is not None and any(">" in child.type for child in node.children):
+            name = posixpath.join(self.values.state.folder, self.values.text(target))
+            self.script.written.setdefault(name, line_of(node))
 
     def doubt_all(self, why: str) -> None:
         """Take variables for not certain after what may set any of them anew."""
@@ -110,3 +131,12 @@ class Commands:
         values = self.values.state.values
         for name in self.values.state.lines.keys() & values.keys():
             values[name] = doubted(values[name], why)
+
+
+def _are_lines_apart(node: Node, following: Node) -> bool:
+    """True if a line ends between two nodes. The parser takes `A=1 B=2` for a part of the command in the next line."""
+    assert node.parent is not None
+    whole = node.parent.text or b""
+    start = node.parent.start_byte
+    between = whole[node.end_byte - start : following.start_byte - start]
+    return b"\n" in between.replace(b"\\\n", b"")

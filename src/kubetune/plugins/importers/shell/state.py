@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from kubetune.plugins.importers.shell.files import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Command:
     words: tuple[Word, ...]  # NAME=value before the command counts as a word
     exported: dict[str, str]  # variables of its environment
     condition: str  # what it depends on and is not known, such as `[ -d data ]`; empty where it is surely called
+    folder: str = ""  # in which it is called, from where the script began; has a $ if nobody knows
 
 
 @dataclass
@@ -42,6 +45,8 @@ class Script:
 
     commands: list[Command] = field(default_factory=list)
     unclear: dict[str, str] = field(default_factory=dict)  # why a variable's value is not certain
+    # A file that a redirection writes, and in which line.
+    written: dict[str, int] = field(default_factory=dict)
     # By line: what the script does and is not followed.
     unread: dict[int, str] = field(default_factory=dict)
 
@@ -54,10 +59,11 @@ class ShellState:
     lines: dict[str, int] = field(default_factory=dict)  # where each was set last
     exported: frozenset[str] = frozenset()
     has_ended: bool = False  # after an exit nothing is called
+    folder: str = ""  # see `files`
 
     def copy(self) -> ShellState:
         """Return a state that a branch may change."""
-        return ShellState(dict(self.values), dict(self.lines), self.exported, self.has_ended)
+        return replace(self, values=dict(self.values), lines=dict(self.lines))
 
 
 def merged(before: ShellState, ends: Sequence[ShellState]) -> ShellState:
@@ -75,6 +81,8 @@ def merged(before: ShellState, ends: Sequence[ShellState]) -> ShellState:
     if not alive:
         return ends[0]
     result = before.copy()
+    folders = {state.folder for state in alive}
+    result.folder = UNKNOWN if len(folders) > 1 else folders.pop()
     names: dict[str, None] = {}
     for state in alive:
         result.exported |= state.exported

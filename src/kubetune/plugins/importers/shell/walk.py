@@ -10,13 +10,14 @@ from tree_sitter import Node
 from kubetune.plugins.importers.shell.beyond import NOT_FOLLOWED
 from kubetune.plugins.importers.shell.commands import Commands
 from kubetune.plugins.importers.shell.comparisons import negated, tested
+from kubetune.plugins.importers.shell.files import UNKNOWN
 from kubetune.plugins.importers.shell.nodes import first_line_of, is_known, line_of, text_of
 from kubetune.plugins.importers.shell.state import merged
 from kubetune.plugins.importers.shell.values import Values
 
 # Commands before `&&` that ask something; others prepare what follows them.
 _QUESTIONS: Final = ("test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
-_SILENT: Final = ("comment", "test_command", "heredoc_body", "file_redirect", "word")
+_SILENT: Final = ("comment", "test_command", "heredoc_body", "word")
 # A condition that is not known, and the walk of what depends on it.
 Branch = tuple[str, Callable[[], None]]
 # The conditions of an `if` or `elif`, and its statements; `else` has no conditions.
@@ -60,6 +61,8 @@ class Walk:
             )
             self.all(node.named_children)
             self.commands.conditions.pop()
+            if self.values.state.folder != before.folder:
+                before.folder = UNKNOWN
         else:
             self.statement_itself(node)
         self.values.state = before
@@ -77,6 +80,8 @@ class Walk:
                 self.if_statement(node)
             case "list":
                 self.truth_of_list(node)
+            case "file_redirect":
+                self.commands.redirect(node)
             case "ERROR":
                 why = "cannot be read as bash, so what it does is not known"
                 self.commands.script.unread[line_of(node)] = why
