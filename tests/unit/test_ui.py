@@ -440,6 +440,8 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         assert page.evaluate(f"{faint} === getComputedStyle(document.querySelector(`.live`)).color")
         page.get_by_label("Find").fill("team")
         page.get_by_text("1 of 2 runs").wait_for()
+        page.get_by_label("Find").fill("")
+        page.get_by_text("2 runs", exact=True).wait_for()
         page.get_by_label("Choose first").check()
         page.locator("#pane .chart canvas").first.wait_for()
         page.get_by_role("button", name="Clear").click()
@@ -741,6 +743,7 @@ def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> Non
         visitor.get("/", params={"token": TOKEN})
         listed = visitor.get("/").text
         assert listed.count('<a href="/sweep?dir=searched"') == 1
+        assert "of them in 1 sweep</span>" in listed
         rows = re.findall(r'<tr [^>]*data-sweep="searched"[^>]*>', listed)
         assert ["trial" in row for row in rows] == [False, True, True], "its trials are below it"
         assert "/sweep?dir=" not in visitor.get("/", params={"text": "alone"}).text

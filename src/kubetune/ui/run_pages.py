@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.base.humanize import duration
+from kubetune.base.humanize import counted, duration
 from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import curves_of, page_of
@@ -39,7 +39,8 @@ def _row(site: Site, run: Mapping[str, Any], metric: str) -> dict[str, Any]:
     return {
         **run,
         "main": main,
-        "left": duration(run["seconds_left"]),
+        # The two greatest units: "1 h 12 min".
+        "left": " ".join(duration(run["seconds_left"]).split()[:2]),
         # The form changes labels that were given here, not the tags for trackers.
         "labels": read_labels(run_dir),
         "sweep": site.records.sweep_of(run_dir),
@@ -75,7 +76,7 @@ def all_runs(request: Request) -> Response:
         "title": _title(runs),
         "entries": _with_sweeps(rows, sweeps, is_filtered=bool(text or state)),
         "sweeps": sweeps,
-        "shown": len(rows),
+        "shown": _count_in_words(rows, len(runs)),
         "total": len(runs),
         "kept": urlencode({"text": text, "state": state}),
         "sorting": urlencode({"sort": sort, "order": order, "metric": metric}),
@@ -99,6 +100,16 @@ def all_runs(request: Request) -> Response:
     if text:
         words.append(f"--filter={text}")
     return page(request, "runs.html", shlex.join(words), facts)
+
+
+def _count_in_words(rows: Sequence[Mapping[str, Any]], total: int) -> str:
+    """Return how many runs are shown, and how many of these are folded below their sweeps."""
+    shown = len(rows)
+    text = counted(total, "run") if shown == total else f"{shown:,} of {counted(total, 'run')}"
+    sweeps = [row["sweep"] for row in rows if row["sweep"]]
+    if not sweeps:
+        return text
+    return f"{text}, {len(sweeps):,} of them in {counted(len(set(sweeps)), 'sweep')}"
 
 
 def _title(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -190,13 +190,17 @@ def _cards(record: Record, search: Search, best: TrialFacts | None) -> list[Card
     failed = ""
     if states["failed"]:
         failed = f"{states['failed']} failed"
-    return [
+    cards = [
         Card(f"Best {search.metric}", number(value), about),
         Card("Done", number(states["done"]), of_all),
-        Card("Running", number(states["running"]), waiting),
-        Card("Stopped early", number(states["stopped early"]), failed),
-        Card("Device time", duration(record.device_hours * 3600), _elapsed(record)),
     ]
+    # What there is none of is no number that anybody wants first.
+    if states["running"] or waiting:
+        cards.append(Card("Running", number(states["running"]), waiting))
+    if states["stopped early"] or failed:
+        cards.append(Card("Stopped early", number(states["stopped early"]), failed))
+    cards.append(Card("Device time", duration(record.device_hours * 3600), _elapsed(record)))
+    return cards
 
 
 def _elapsed(record: Record) -> str:

@@ -20,6 +20,7 @@ from html import escape
 
 from markupsafe import Markup
 
+from kubetune.base.humanize import number
 from kubetune.reporting.sweeps.facts import Setting, SweepFacts, TrialFacts
 from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, Scale, Tick
 
@@ -27,7 +28,7 @@ from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, Scale, Ti
 _WIDTH = 960  # at least
 _STRIDE = 150  # from axis to axis, at least
 _LEFT = 64  # of the first axis
-_RIGHT = 90  # right of the last axis, for its labels and the name of the best trial
+_RIGHT = 130  # right of the last axis, for its labels and the name of the best trial
 _LINE = 15  # of text, from one to the next
 _TOP = 66  # of all axes
 _BOTTOM = 322
@@ -100,7 +101,12 @@ def draw(sweep: SweepFacts) -> Markup:
     if sweep.best is not None and y_of_best is not None:
         drawn.append(
             f'<circle class="best" cx="{results.x:.1f}" cy="{y_of_best:.1f}" r="5"/>'
-            + _label(results.x, y_of_best, f"trial {sweep.best.number}", "tick name")
+            + _label(
+                results.x,
+                y_of_best,
+                f"{number(sweep.best.value)}, trial {sweep.best.number}",
+                "tick name",
+            )
         )
 
     look = "parallel"

@@ -49,7 +49,8 @@ const arrange = () => {
   }
   table.append(...ordered);
   for (const cell of document.querySelectorAll(".runs-table [data-label]")) cell.hidden = kept.hidden.includes(cell.dataset.label);
-  if (words.length) byId("shown").textContent = `${runs.filter(isLike).length} of ${byId("shown").dataset.total} runs`;
+  const { text, total } = byId("shown").dataset;
+  byId("shown").textContent = words.length ? `${runs.filter(isLike).length} of ${total} runs` : text;
 };
 const keep = () => {
   localStorage.setItem(keptAs, JSON.stringify(kept));
