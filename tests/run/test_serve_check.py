@@ -8,7 +8,6 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -21,10 +20,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kubetune.cli import main
 from kubetune.config.schema.tracking import HooksConfig
-from kubetune.library.results import check_server
 from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference import proof_answers
 from kubetune.result.publishing.exporting import export_run
+from kubetune.result.served.known_model import known_model
 from kubetune.result.served.watch import Watched, watch
 from kubetune.supervisor.observers import prometheus
 from tests import toy
@@ -208,7 +207,7 @@ def checked(
         code = main(["serve", "--check", url, str(target), "--json", *options])
     printed = capsys.readouterr()
     (report,) = json.loads(printed.out)
-    return code, {finding["point"]: finding for finding in report["findings"]}, printed.err
+    return code, {point["name"]: point for point in report["points"]}, printed.err
 
 
 RIGHT = {
@@ -467,8 +466,7 @@ def test_a_watch_tells_hooks_and_prometheus_what_has_changed(
     monkeypatch.setattr("sys.stderr", Lines(addresses))
     with served(server) as url:
         settings = HooksConfig(on_event=f"sh {script}")
-        ask = partial(check_server, run_dir, url, timeout=20)
-        model = Watched("bot", ask, run_dir, settings)
+        model = Watched(known_model(run_dir), url, None, 20, settings)
         rounds = watch([model], 0.001)
         next(rounds)
         assert (model.state, model.is_news) == ("right", True)

@@ -77,7 +77,7 @@ def points(
     printed = capsys.readouterr()
     assert printed.out, printed.err
     (report,) = json.loads(printed.out)
-    return code, {finding["point"]: finding for finding in report["findings"]}
+    return code, {point["name"]: point for point in report["points"]}
 
 
 def test_right_and_broken_adapters(

@@ -20,7 +20,7 @@ from kubetune.library.users_functions import Metric
 if TYPE_CHECKING:
     from kubetune.result.inference.evaluate_run import Evaluation
     from kubetune.result.publishing.written_export import Export
-    from kubetune.result.served.finding import Report as ServerReport
+    from kubetune.result.served.points import ServerCheck
 
 # The messages of a conversation, each with `role` and `content`.
 Messages = Sequence[dict[str, Any]]
@@ -268,21 +268,21 @@ def check_server(
     *,
     name: str | None = None,
     timeout: float = 300.0,
-) -> ServerReport:
+) -> ServerCheck:
     """Return whether the server at an address is the model of a run, or of a folder that `export` wrote.
 
     `name`: what the server calls it; by default, the run's name. `timeout`: seconds for all questions,
-    also to a server that is starting. The report has `is_proved` and the `findings`, point by point.
+    also to a server that is starting. The check has `is_proved`, `reason_against` and its `points`.
 
     Raises:
         ConfigError: no such run or export.
         ModelError: the run's model has no next tokens, as a classifier.
         EnvironmentFault: the server does not answer, or what the run keeps is damaged.
     """
-    from kubetune.result.served.check import check
+    from kubetune.result.served.check import check_served
     from kubetune.result.served.known_model import known_model
 
-    return check(known_model(folder_of(run)), url, name, timeout)
+    return check_served(known_model(folder_of(run)), url, name, timeout)
 
 
 def report(runs: RunLike | Sequence[RunLike], out: StrPath | None = None) -> Path:

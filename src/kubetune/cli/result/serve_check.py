@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +13,15 @@ from kubetune.base.logs import scrub
 from kubetune.base.signals import stoppable
 from kubetune.base.terminal import GREEN, RED, YELLOW, coloured
 from kubetune.cli.busy import busy
-from kubetune.cli.json_answers import Answer, prints_json
+from kubetune.cli.json_answers import Answer, print_json, prints_json
 from kubetune.cli.tables import print_fact
 from kubetune.errors import OK, ConfigError, GateFailed
 from kubetune.plugins.serving.served_targets import split_name
 from kubetune.rundir import metrics
 
 if TYPE_CHECKING:
-    from kubetune.result.served.finding import Report
-    from kubetune.result.served.watch import Watched
+    from kubetune.result.served.known_model import KnownModel
+    from kubetune.result.served.points import ServerCheck
 
 # Seconds for all questions, also to a server that is still starting.
 TIMEOUT = 300.0
@@ -75,68 +73,67 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _watch(args: argparse.Namespace) -> None:
-    """Check for ever, and print a line where something has changed."""
-    from kubetune.library.results import check_server
+def _known(args: argparse.Namespace) -> list[tuple[str | None, KnownModel]]:
+    """Return what is known of each target, with the name that requests ask for; None: the run's."""
     from kubetune.result.served.known_model import known_model
-    from kubetune.result.served.watch import Watched, watch
 
     models = []
     for word in args.targets:
         name, path = split_name(word)
-        known = known_model(Path(path))
-        name = args.model or name
-        ask = partial(check_server, path, args.check, name=name or None, timeout=args.timeout)
-        models.append(Watched.of_run(name or known.name, ask, known.run_dir, args.trust_code))
+        models.append((args.model or name or None, known_model(Path(path))))
+    return models
+
+
+def _watch(args: argparse.Namespace) -> None:
+    """Check for ever, and print a line where something has changed."""
+    from kubetune.result.served.watch import Watched, allowed_hooks, watch
+
+    models = []
+    for name, known in _known(args):
+        hooks = allowed_hooks(known, args.trust_code)
+        models.append(Watched(known, args.check, name, args.timeout, hooks))
     with stoppable():
         for _ in watch(models, args.watch):
             for model in models:
-                if model.is_news:
-                    _print_news(model, as_json=args.json)
-
-
-def _print_news(model: Watched, *, as_json: bool) -> None:
-    facts = {
-        "time": metrics.now(),
-        "model": model.name,
-        "state": model.state,
-        "reason": model.reason,
-    }
-    line = (
-        f"{facts['time']} {model.name}: {model.state}{': ' if model.reason else ''}{model.reason}"
-    )
-    if as_json:
-        line = json.dumps(facts)
-    print(visible(scrub(line)), flush=True)
+                if not model.is_news:
+                    continue
+                facts = {
+                    "time": metrics.now(),
+                    "model": model.called,
+                    "state": model.state,
+                    "reason": model.reason,
+                }
+                if args.json:
+                    print_json(facts, indent=None)
+                else:
+                    line = "{time} {model}: {state} {reason}".format(**facts)
+                    print(visible(scrub(line)), flush=True)
 
 
 @prints_json
 def _check(args: argparse.Namespace) -> Answer:
     """Check each target at the address. The exit code is that of a gate where one of them is not proved."""
-    reports = []
     with busy(f"asking {visible(args.check)}"):
-        from kubetune.library.results import check_server
-        from kubetune.result.served.check import reason_against
+        from kubetune.result.served.check import check_served
 
-        for word in args.targets:
-            name, path = split_name(word)
-            model = args.model or name or None
-            reports.append(check_server(path, args.check, name=model, timeout=args.timeout))
-    reasons = [reason for reason in map(reason_against, reports) if reason]
+        checks = []
+        for name, known in _known(args):
+            checks.append(check_served(known, args.check, name, args.timeout))
+    reasons = [check.reason_against for check in checks if check.reason_against]
     error = GateFailed("\n".join(reasons)) if reasons else None
-    facts = [report.to_json() for report in reports]
-    return Answer(facts, lambda: _show(reports), error=error)
+    return Answer([check.to_json() for check in checks], lambda: _show(checks), error=error)
 
 
-def _show(reports: Sequence[Report]) -> None:
+def _show(checks: Sequence[ServerCheck]) -> None:
     """Print each point, with the first places at which ids differ."""
-    for report in reports:
-        print(visible(f"{report.model} at {report.url}"))
-        for finding in report.findings:
-            colour = _COLOURS[finding.state]
-            print_fact(finding.point, f"{finding.state}: {finding.text}", _LABEL_WIDTH, colour)
-            for place in finding.places:
+    for check in checks:
+        print(visible(f"{check.model} at {check.url}"))
+        for point in check.points:
+            print_fact(
+                point.name, f"{point.state}: {point.text}", _LABEL_WIDTH, _COLOURS[point.state]
+            )
+            for place in point.differences:
                 line = f"{place.before}⟨{coloured(place.expected, GREEN)}⟩⟨{coloured(place.served, RED)}⟩"
                 print_fact("", line, _LABEL_WIDTH)
-            for line in finding.lines:
+            for line in point.lines:
                 print_fact("", line, _LABEL_WIDTH)

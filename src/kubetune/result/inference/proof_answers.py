@@ -48,6 +48,14 @@ class ProofAnswers:
             arrays[WITHOUT + group] = values
         return arrays
 
+    def up_to(self, place: int) -> tuple[int, ...]:
+        """Return the ids up to a token, and itself, by its place in the arrays."""
+        for row in self.ids:
+            if place < len(row) - 1:
+                return row[: place + 2]
+            place -= len(row) - 1
+        raise IndexError(place)
+
     def at(self, tokens: Sequence[int]) -> ProofAnswers:
         """Return the answers at some tokens, by their places in the arrays."""
         places = np.array(tokens, np.int64)

@@ -2,23 +2,27 @@
 
 names               the server has a model of this name
 ids                 conversations become the ids of training
+end of answers      it stops where training did
+sampling            what requests leave out is as the export says
 context             the longest of the proof's rows fits
 log-probabilities   of these rows, beside the trained model, its base and parts of its adapter
 
-report = check(known_model(run_dir), "http://localhost:8000", None, 60)
+check = check_served(known_model(run_dir), "http://localhost:8000", None, 60)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.proof_answers import ProofAnswers, joined
 from kubetune.result.served import conversations, settings, weights
 from kubetune.result.served.endpoint import Endpoint, NotAnswered
-from kubetune.result.served.finding import WEIGHTS, Finding, Report
 from kubetune.result.served.known_model import KnownModel
+from kubetune.result.served.points import WEIGHTS, ServedPoint, ServerCheck
 
 if TYPE_CHECKING:
     from kubetune.result.inference.proof_answers import LogProbabilities
@@ -28,102 +32,101 @@ _MOST_TOKENS: Final = 48
 _FEWEST_TOKENS: Final = 16
 
 
-def check(known: KnownModel, url: str, name: str | None, seconds: float) -> Report:
+def check_served(known: KnownModel, url: str, name: str | None, seconds: float) -> ServerCheck:
     """Return what the server at an address says of a model. `name`: that requests ask for; None: the run's.
 
     Raise EnvironmentFault if the server does not answer in so many seconds.
     """
     endpoint = Endpoint(url, name or known.name, seconds)
-    listed = endpoint.models()
-    findings = [_named(endpoint, known, listed, is_asked_for=name is not None)]
+    cards = {str(card["id"]): card for card in endpoint.models()}
+    points = [_named(endpoint, known, cards, is_asked_for=name is not None)]
     # Without a name nothing can be asked.
-    if findings[0].state == "right":
-        findings.append(
-            conversations.compare(endpoint, known.tokenizer, known.conversations, known.origin)
-        )
+    if points[0].state == "right":
+        tokenizer = known.tokenizer
         prompt = known.prompt_ids()
-        findings.append(settings.ends(endpoint, known.tokenizer, known.eos_ids, prompt))
-        findings.append(settings.draws(endpoint, known.generation, prompt))
-        findings += _of_weights(endpoint, known, _context(listed, endpoint.model))
-    return Report(endpoint.url, endpoint.model, tuple(findings))
 
+        def point(name: str, compare: Callable[..., ServedPoint], *what: Any) -> None:
+            try:
+                points.append(compare(endpoint, *what))
+            except NotAnswered as error:
+                text = f"the server cannot be asked: it {error}"
+                points.append(ServedPoint(name, "unknown", text))
 
-def reason_against(report: Report) -> str | None:
-    """Return why a server does not pass for the model, None if it does."""
-    if report.is_proved:
-        return None
-    if report.wrong:
-        problems = [f"{finding.point}: {finding.text}" for finding in report.wrong]
-        reason = "\n".join(problems)
-        return f"{report.url} does not serve the model that was trained:\n{reason}"
-    reason = "its weights could not be compared; so it is not proved"
-    return f"{report.url}: nothing is wrong with {report.model}, but {reason}"
+        point(conversations.IDS, conversations.compare, tokenizer, known.conversations)
+        point(settings.ENDS, settings.ends, tokenizer, known.eos_ids, prompt)
+        point(settings.DRAWS, settings.draws, known.generation, prompt)
+        context = _context(cards[endpoint.model], known.answers)
+        if context is not None:
+            points.append(context)
+        if context is None or context.state == "right":
+            point(WEIGHTS, _of_weights, known)
+    return ServerCheck(endpoint.url, endpoint.model, tuple(points))
 
 
 def _named(
-    endpoint: Endpoint, known: KnownModel, listed: list[dict[str, Any]], *, is_asked_for: bool
-) -> Finding:
+    endpoint: Endpoint, known: KnownModel, cards: dict[str, Any], *, is_asked_for: bool
+) -> ServedPoint:
     """Return whether the server has a model of the name."""
-    names = [model["id"] for model in listed]
-    if endpoint.model in names:
-        return Finding("names", "right", f"the server has {endpoint.model}")
+    asked = endpoint.model
+    # Ollama's names have a version.
+    candidates = {asked, f"{asked}:latest"}.intersection(cards)
     # The only adapter, or the only model, can be meant where nobody named one.
-    adapters = [model["id"] for model in listed if model.get("parent")]
-    if not is_asked_for and 1 in (len(adapters), len(names)):
-        asked = endpoint.model
-        endpoint.model = (adapters if len(adapters) == 1 else names)[0]
-        text = f"the server has {endpoint.model}, which is taken for {asked}"
-        return Finding("names", "right", text)
-    text = f"the server has no {endpoint.model}; it has {', '.join(names) or 'no model'}"
+    if not candidates and not is_asked_for:
+        candidates = {name for name, card in cards.items() if card.get("parent")} or set(cards)
+    if len(candidates) == 1:
+        endpoint.model = candidates.pop()
+        text = f"the server has {endpoint.model}"
+        if endpoint.model != asked:
+            text += f", which is taken for {asked}"
+        return ServedPoint("names", "right", text)
+    text = f"the server has no {asked}; it has {', '.join(cards) or 'no model'}"
     if known.rank is not None:
         text += f" (the adapter's rank is {known.rank}, which --max-lora-rank of vLLM must allow)"
-    return Finding("names", "wrong", f"{text}. --model NAME checks another")
+    return ServedPoint("names", "wrong", f"{text}. --model NAME checks another")
 
 
-def _context(listed: list[dict[str, Any]], name: str) -> int | None:
-    """Return the most tokens that the server takes, if it says so."""
-    for model in listed:
-        if model["id"] == name:
-            facts = {**model, **(model.get("meta") or {})}  # llama.cpp has it there
-            for key in ("max_model_len", "n_ctx"):
-                if isinstance(facts.get(key), int):
-                    return int(facts[key])
-    return None
+def _context(card: dict[str, Any], answers: ProofAnswers | None) -> ServedPoint | None:
+    """Return whether all rows fit the server, None if it does not say."""
+    facts = {**card, **(card.get("meta") or {})}  # llama.cpp has it there
+    context = facts.get("max_model_len") or facts.get("n_ctx")
+    if answers is None or not isinstance(context, int):
+        return None
+    longest = max(map(len, answers.ids))
+    if context > longest:
+        return ServedPoint("context", "right", f"{context:,} tokens")
+    text = f"the server takes {context:,} tokens, and a row has {longest:,}; raise --max-model-len"
+    return ServedPoint("context", "wrong", text)
 
 
-def _of_weights(endpoint: Endpoint, known: KnownModel, context: int | None) -> list[Finding]:
-    """Return what the log-probabilities of the rows say, and whether all rows fit the server."""
-    findings = []
+def _of_weights(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
+    """Return what the log-probabilities of the rows say. Raise NotAnswered if the server tells none."""
     answers = known.answers
     if answers is None:
-        return [Finding(WEIGHTS, "unknown", f"nothing to compare with: {known.lacking}")]
-    longest = max(map(len, answers.ids))
-    if context is not None and context <= longest:
-        text = (
-            f"the server takes {context:,} tokens, and a row has {longest:,}; raise --max-model-len"
-        )
-        return [Finding("context", "wrong", text)]
-    if context is not None:
-        findings.append(Finding("context", "right", f"{context:,} tokens"))
+        return ServedPoint(WEIGHTS, "unknown", f"nothing to compare with: {known.lacking}")
     try:
-        finding = weights.judge(*_answers_of(endpoint, answers))
-    except NotAnswered as error:
-        finding = Finding(WEIGHTS, "unknown", f"the server cannot be asked: it {error}")
-    return [*findings, finding]
+        served = joined([endpoint.log_probabilities(ids) for ids in answers.ids])
+    except NotAnswered as refusal:
+        answers, served = _of_next_tokens(endpoint, known.tokenizer, answers, refusal)
+    return weights.judge(answers, served)
 
 
-def _answers_of(endpoint: Endpoint, answers: ProofAnswers) -> tuple[ProofAnswers, LogProbabilities]:
-    """Return what is known of tokens, and what the server says of the same ones. Raise NotAnswered if it says nothing."""
-    try:
-        served = [endpoint.log_probabilities(ids) for ids in answers.ids]
-        return answers, joined(served)
-    except NotAnswered as error:
-        refusal = error
-    # One token at a time: those that training moved most.
+def _of_next_tokens(
+    endpoint: Endpoint, tokenizer: Tokenizer, answers: ProofAnswers, refusal: NotAnswered
+) -> tuple[ProofAnswers, LogProbabilities]:
+    """Return what is known, and what the server says, of single tokens: those that training moved most.
+
+    Raise the refusal of whole rows if it says nothing of them.
+    """
+    base = answers.trained * 0 if answers.base is None else answers.base
+    moved = np.argsort(-np.abs(answers.trained - base), kind="stable")
     places = []
     values = []
-    for place, ids in _most_moved(answers):
-        value = endpoint.next_log_probability(ids)
+    for place in moved[:_MOST_TOKENS].tolist():
+        ids = answers.up_to(place)
+        try:
+            value = endpoint.next_log_probability(ids)
+        except NotAnswered:
+            value = _next_by_text(endpoint, tokenizer, ids, refusal)
         if value is not None:
             places.append(place)
             values.append(value)
@@ -132,15 +135,17 @@ def _answers_of(endpoint: Endpoint, answers: ProofAnswers) -> tuple[ProofAnswers
     return answers.at(places), joined([values])
 
 
-def _most_moved(answers: ProofAnswers) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the place of a token in the arrays, and the ids up to it, of the tokens that training moved most."""
-    moved = np.abs(answers.trained - (answers.base if answers.base is not None else 0.0))
-    most = set(np.argsort(-moved, kind="stable")[:_MOST_TOKENS].tolist())
-    chosen = []
-    place = 0
-    for ids in answers.ids:
-        for end in range(2, len(ids) + 1):
-            if place in most:
-                chosen.append((place, ids[:end]))
-            place += 1
-    return chosen
+def _next_by_text(
+    endpoint: Endpoint, tokenizer: Tokenizer, ids: tuple[int, ...], refusal: NotAnswered
+) -> float | None:
+    """Return the number of the last token, asked for by texts; None if the server cannot be asked for it in this way."""
+    *before, token = ids
+    text = tokenizer.decode(before[len(tokenizer.prefix) :], skip_special_tokens=False)
+    # A text with an end of words that was cut is read as other tokens.
+    if tokenizer.encode_text(text) != before:
+        return None
+    try:
+        shown = tokenizer.decode([token], skip_special_tokens=False)
+        return endpoint.next_by_text(text, shown.encode())
+    except NotAnswered:
+        raise refusal from None

@@ -1,4 +1,4 @@
-"""One model at one address, asked in the API of OpenAI and in what vLLM adds to it.
+"""One model at one address, asked in the API of OpenAI and in what vLLM, llama.cpp and Ollama add to it.
 
 A question that the server does not take raises NotAnswered, and the check goes on without it. A server that breaks off,
 or is silent until the time is up, ends the check with EnvironmentFault.
@@ -13,12 +13,19 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from kubetune import errors
-from kubetune.training.rollouts.servers.vllm_client import Refused, Server, ServerTrouble, Unknown
+from kubetune.training.rollouts.servers.vllm_client import (
+    Refused,
+    Server,
+    ServerTrouble,
+    Unknown,
+    cards_of,
+)
 
 _PAUSE_SECONDS: Final = 1.0
 _GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
-# llama.cpp returns as many log-probabilities as it is asked for, at most those of all tokens.
+# llama.cpp returns as many log-probabilities as it is asked for; others, at most so many.
 _ALL: Final = 1_000_000
+_MOST_LIKELY: Final = 20
 _T = TypeVar("_T")
 
 # A JSON object of a request or an answer.
@@ -47,25 +54,28 @@ class Endpoint:
         """Return the models that the server lists. Wait for a server that is starting."""
         while True:
             try:
-                listed = self._asked("/v1/models", None)["data"]
-                owners = {model.get("owned_by") for model in listed}
-                self.is_vllm = "vllm" in owners
-                self.is_llama_cpp = "llamacpp" in owners
-                return [{**model, "id": str(model["id"])} for model in listed]
+                reply = self._asked("/v1/models", None)
+                break
             except ServerTrouble as error:
                 # A key that is missing does not come by itself, nor does an address.
                 is_final = isinstance(error, (Refused, Unknown))
                 if is_final or time.monotonic() + _PAUSE_SECONDS >= self._deadline:
                     raise self._fault(error) from None
                 time.sleep(_PAUSE_SECONDS)
-            except (KeyError, TypeError, AttributeError) as error:
-                raise self._fault(f"lists no models at /v1/models ({error!r})") from None
+        try:
+            cards = cards_of(reply)
+        except ServerTrouble as error:
+            raise self._fault(error) from None
+        owners = [card.get("owned_by") for card in cards]
+        self.is_vllm = "vllm" in owners
+        self.is_llama_cpp = "llamacpp" in owners
+        return cards
 
     def ask(self, path: str, request: JsonValues | None, take: Callable[[JsonValues], _T]) -> _T:
         """Return what `take` makes of the answer. Raise NotAnswered if the server does not take the question."""
+        if request is not None:
+            request = {"model": self.model, **request}
         try:
-            if request is not None:
-                request = {"model": self.model, **request}
             reply = self._asked(path, request)
         except (Refused, Unknown) as error:
             raise NotAnswered(str(error)) from None
@@ -80,45 +90,67 @@ class Endpoint:
         self, messages: Sequence[JsonValues], tools: Sequence[Any], **settings: Any
     ) -> list[int]:
         """Return the ids that the server makes of a conversation, up to where the next answer begins."""
-        request: JsonValues = {
-            "messages": list(messages),
-            "add_generation_prompt": True,
-            **settings,
-        }
+        request = {"messages": list(messages), "add_generation_prompt": True, **settings}
         if tools:
             request["tools"] = list(tools)
-        if self.is_llama_cpp:
-            # It tokenises what its template writes, and adds BOS where the vocabulary says so.
-            text = self.ask("/apply-template", request, lambda reply: str(reply["prompt"]))
-            return self._llama_cpp_ids(text, add_special=True)
+        if not self.is_llama_cpp:
+            return self.ask("/tokenize", request, _tokens)
+        # It tokenises what its template writes, and adds BOS where the vocabulary says so.
+        text = self.ask("/apply-template", request, lambda reply: str(reply["prompt"]))
+        request = {"content": text, "add_special": True, "parse_special": True}
         return self.ask("/tokenize", request, _tokens)
 
     def text_ids(self, text: str) -> list[int]:
         """Return the ids that the server makes of a text, without special tokens around it."""
+        # The names of vLLM, and those of llama.cpp.
+        request = {"prompt": text, "add_special_tokens": False}
         if self.is_llama_cpp:
-            return self._llama_cpp_ids(text, add_special=False)
-        return self.ask("/tokenize", {"prompt": text, "add_special_tokens": False}, _tokens)
+            request = {"content": text, "add_special": False, "parse_special": True}
+        return self.ask("/tokenize", request, _tokens)
 
     def log_probabilities(self, ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first; NaN where the server has no number."""
-        request = {
-            **_GREEDY,
-            "prompt": list(ids),
-            # vLLM takes the one, SGLang and others the other.
-            "prompt_logprobs": 0,
-            "echo": not self.is_vllm,
-            "logprobs": None if self.is_vllm else 1,
-        }
+        # vLLM takes the one, SGLang and others the other.
+        settings: JsonValues = {"echo": True, "logprobs": 1}
+        if self.is_vllm:
+            settings = {"prompt_logprobs": 0}
+        request = {**_GREEDY, "prompt": list(ids), **settings}
         return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
 
     def next_log_probability(self, ids: Sequence[int]) -> float | None:
         """Return the log-probability of the last token behind the others, None if it is not among the likeliest."""
-        request = {
-            **_GREEDY,
-            "prompt": list(ids[:-1]),
-            "logprobs": _ALL if self.is_llama_cpp else 20,
+        number = _ALL if self.is_llama_cpp else _MOST_LIKELY
+        request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": number}
+
+        def take(reply: JsonValues) -> float | None:
+            likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            return _chosen(likeliest, "id", ids[-1])
+
+        return self.ask("/v1/completions", request, take)
+
+    def next_by_text(self, prompt: str, token: bytes) -> float | None:
+        """Return the log-probability of a token behind a prompt, as Ollama tells it; None as above."""
+        # Ollama adds BOS. Limits of sampling would change the numbers.
+        neutral = {
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "repeat_penalty": 1.0,
         }
-        return self.ask("/v1/completions", request, lambda reply: _of_next(reply, ids[-1]))
+        request = {
+            "prompt": prompt,
+            "raw": True,
+            "stream": False,
+            "logprobs": True,
+            "top_logprobs": _MOST_LIKELY,
+            "options": {"num_predict": 1, **neutral},
+        }
+
+        def take(reply: JsonValues) -> float | None:
+            return _chosen(reply["logprobs"][0]["top_logprobs"], "bytes", list(token))
+
+        return self.ask("/api/generate", request, take)
 
     def completion(self, ids: Sequence[int], **settings: Any) -> tuple[str, str]:
         """Return the text that follows, and why it ends there."""
@@ -128,14 +160,6 @@ class Endpoint:
             return str(choice["text"]), str(choice["finish_reason"])
 
         return self.ask("/v1/completions", {"prompt": list(ids), **settings}, take)
-
-    def properties(self) -> JsonValues:
-        """Return the settings that llama.cpp tells. Raise NotAnswered for other servers."""
-        return self.ask("/props", None, lambda reply: reply)
-
-    def _llama_cpp_ids(self, text: str, *, add_special: bool) -> list[int]:
-        request = {"content": text, "add_special": add_special, "parse_special": True}
-        return self.ask("/tokenize", request, _tokens)
 
     def _asked(self, path: str, request: JsonValues | None) -> JsonValues:
         try:
@@ -178,9 +202,9 @@ def _of_prompt(reply: JsonValues, ids: Sequence[int]) -> list[float]:
     return [float("nan") if value is None else float(value) for value in values[1:]]
 
 
-def _of_next(reply: JsonValues, token: int) -> float | None:
-    """Return the number of a token among the likeliest ones of the first position that was generated."""
-    for candidate in reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
-        if candidate["id"] == token:
+def _chosen(likeliest: Sequence[JsonValues], key: str, token: object) -> float | None:
+    """Return the log-probability of a token among the likeliest of its position."""
+    for candidate in likeliest:
+        if candidate[key] == token:
             return float(candidate["logprob"])
     return None

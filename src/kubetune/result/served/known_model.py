@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune import errors
 from kubetune.base.files import require_plain
-from kubetune.config.naming import OF_TRACKERS, model_short_name
+from kubetune.config.naming import OF_TRACKERS, RESOLVED, model_short_name
 from kubetune.config.resolved import read_config
 from kubetune.config.schema import ModelConfig
 from kubetune.data.findings import kept_conversations
@@ -19,7 +19,6 @@ from kubetune.data.text.tokenizer_files import read_json
 from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.inference import proof_answers
 from kubetune.result.inference.proof_answers import ProofAnswers
-from kubetune.result.served.conversations import SAMPLES
 from kubetune.rundir import checkpoints
 
 _GENERATION: Final = "generation_config.json"
@@ -32,12 +31,10 @@ class KnownModel:
     name: str  # that requests ask for, if nothing else is said
     tokenizer: Tokenizer
     rank: int | None  # of its adapter
-    answers: ProofAnswers | None
-    lacking: str  # why there are no answers
+    answers: ProofAnswers | None = None
+    lacking: str = ""  # why there are no answers
     run_dir: Path | None = None  # None: an export that lies elsewhere
-    conversations: tuple[Conversation, ...] = SAMPLES
-    origin: str = "of kubetune itself, as none of the data are kept,"
-
+    conversations: tuple[Conversation, ...] = ()
     # Of the export, whose sampling a server takes for its defaults.
     generation: Mapping[str, Any] = field(default_factory=dict)
 
@@ -60,32 +57,31 @@ def known_model(folder: Path) -> KnownModel:
 
     Raise ConfigError for other folders, ModelError for a run that serves no next tokens.
     """
-    provenance = folder / PROVENANCE
-    if provenance.is_file():
-        facts: dict[str, Any] = read_json(provenance)
-        checkpoint = str(facts["checkpoint"]["name"])
-        # RUN/exports/step-000120-adapter
-        run_dir = folder.absolute().parent.parent
-        if not (run_dir / "resolved.json").is_file():
-            return _of_lone_export(folder, facts)
-        path = proof_answers.path_of(run_dir, checkpoint)
-    elif (folder / "resolved.json").is_file():
-        run_dir = folder
-        newest = proof_answers.newest(run_dir)
-        if newest is None:
-            checkpoint = checkpoints.choose(run_dir, "best").resolve().name
-            newest = proof_answers.path_of(run_dir, checkpoint)
-        path = newest
-        checkpoint = path.name.split(".")[0]
-    else:
+    if (folder / RESOLVED).is_file():
+        newest = proof_answers.newest(folder)
+        if newest is not None:
+            return _of_run(folder, newest.name.split(".")[0])
+        return _of_run(folder, checkpoints.choose(folder, "best").resolve().name)
+    if not (folder / PROVENANCE).is_file():
         raise errors.ConfigError(
             f"{folder}: expected a run directory, or a folder that kubetune export wrote; it is neither"
         )
-    return _of_run(run_dir, checkpoint, path)
+    facts: dict[str, Any] = read_json(folder / PROVENANCE)
+    # RUN/exports/step-000120-adapter
+    run_dir = folder.absolute().parent.parent
+    if (run_dir / RESOLVED).is_file():
+        return _of_run(run_dir, str(facts["checkpoint"]["name"]))
+    return KnownModel(
+        str(facts["run"]["name"]),
+        _tokenizer(folder),
+        facts["run"]["config"]["lora"]["r"] if facts["kind"] == "adapter" else None,
+        lacking="its run directory keeps log-probabilities, and it is not here; name the run instead",
+        generation=read_json(folder / _GENERATION),
+    )
 
 
-def _of_run(run_dir: Path, checkpoint: str, path: Path) -> KnownModel:
-    """Return what a run knows of a checkpoint. `path`: the file with the answers to its proof rows."""
+def _of_run(run_dir: Path, checkpoint: str) -> KnownModel:
+    """Return what a run knows of a checkpoint, such as `step-000120`."""
     require_plain(run_dir, but=OF_TRACKERS)
     config = read_config(run_dir)
     if config.classifies:
@@ -94,36 +90,25 @@ def _of_run(run_dir: Path, checkpoint: str, path: Path) -> KnownModel:
             "that write texts"
         )
     answers = None
-    lacking = ""
+    path = proof_answers.path_of(run_dir, checkpoint)
     if path.is_file():
         answers = proof_answers.read(path)
-    else:
-        lacking = (
-            f"{run_dir} keeps no log-probabilities of {checkpoint}; `kubetune export {run_dir}` "
-            "records them, where its base is"
-        )
-    folder = checkpoints.choose(run_dir, checkpoint)
-    rank = config.lora.r if config.lora else None
-    name = config.name or model_short_name(config.model.path)
-    known = KnownModel(name, _tokenizer(folder), rank, answers, lacking, run_dir)
+    generation = {}
     for file in sorted((run_dir / "exports").glob(f"{checkpoint}-*/{_GENERATION}")):
-        known = replace(known, generation=read_json(file))
-    conversations = kept_conversations.read(run_dir)
-    if conversations:
-        known = replace(known, conversations=conversations, origin="of the data")
-    return known
-
-
-def _of_lone_export(folder: Path, facts: dict[str, Any]) -> KnownModel:
-    """Return what an export knows that is not in its run directory."""
-    lacking = "its run directory keeps log-probabilities, and it is not here; name the run instead"
-    config = facts["run"]["config"]
-    rank = None
-    if facts["kind"] == "adapter":
-        rank = int(config["lora"]["r"])
-    name = str(facts["run"]["name"])
-    generation = read_json(folder / _GENERATION)
-    return KnownModel(name, _tokenizer(folder), rank, None, lacking, generation=generation)
+        generation = read_json(file)
+    lacking = f"`kubetune export {run_dir}` records them, where its base is"
+    if config.vision is not None:
+        lacking += ", for rows without images: servers are asked about texts alone"
+    return KnownModel(
+        config.name or model_short_name(config.model.path),
+        _tokenizer(checkpoints.choose(run_dir, checkpoint)),
+        config.lora.r if config.lora else None,
+        answers,
+        f"{run_dir} keeps no log-probabilities of {checkpoint}; {lacking}",
+        run_dir,
+        kept_conversations.read(run_dir),
+        generation,
+    )
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

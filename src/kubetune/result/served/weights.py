@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kubetune.result.inference.proof_answers import WITHOUT, ProofAnswers
-from kubetune.result.served.finding import WEIGHTS, Finding
+from kubetune.result.served.points import WEIGHTS, ServedPoint, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,17 +30,15 @@ if TYPE_CHECKING:
 
 # vLLM writes -9999 for minus infinity, and tokens that are that unlikely say little.
 _LOWEST: Final = -30.0
-# A share of the adapter's effect that is nearer to 1 than this is the whole of it.
-_SHARE: Final = 0.2
-# A server that is farther from the trained model than this share of the distance between base and trained model rounds
-# more than a dtype does.
-_ROUNDED: Final = 0.1
-# Without a base: what bfloat16 does to log-probabilities.
-_ALONE: Final = 0.2
-# Standard errors from which on an effect can be told from rounding.
-_TOLD: Final = 4.0
-# An effect that no server shows.
-_LEAST: Final = 1e-4
+# A server that has 1 ± this times the effect of training has all of it.
+_EFFECT_TOLERANCE: Final = 0.2
+# A distance from the trained model above this share of `apart` is more than a dtype rounds.
+_DTYPE_SHARE: Final = 0.1
+# Where the base is not known: what bfloat16 does to log-probabilities.
+_DTYPE_DISTANCE: Final = 0.2
+# An effect of fewer standard errors than this, or a smaller one, is not told from rounding.
+_STANDARD_ERRORS: Final = 4.0
+_SMALLEST_EFFECT: Final = 1e-4
 _BASE: Final = "base"
 
 
@@ -48,24 +46,26 @@ _BASE: Final = "base"
 class Distances:
     """Where a server is, as root mean squares over the tokens."""
 
-    tokens: int
     to_trained: float
     to_base: float
     apart: float  # trained model and base
     share: float  # of the way from the base to the trained model
     beside: float  # that way
 
-    @property
-    def least_told(self) -> float:
-        """The smallest effect that can be told from what is beside the way."""
-        return max(_TOLD * self.beside / math.sqrt(self.tokens), _LEAST)
-
     def __str__(self) -> str:
         trained = f"{self.to_trained:.2g} from the trained model"
         return f"{trained}, {self.to_base:.2g} from the base, which are {self.apart:.2g} apart"
 
 
-def judge(answers: ProofAnswers, served: LogProbabilities) -> Finding:
+@dataclass(frozen=True)
+class Nearest:
+    """The candidate that a server is nearest to."""
+
+    missing: tuple[str, ...]  # parts without whose adapter it is; `base`: all
+    distance: float
+
+
+def judge(answers: ProofAnswers, served: LogProbabilities) -> ServedPoint:
     """Return what the log-probabilities of a server say. `served`: of the same tokens as `answers`."""
     broken = int((~np.isfinite(served)).sum())
     if broken:
@@ -73,54 +73,58 @@ def judge(answers: ProofAnswers, served: LogProbabilities) -> Finding:
             f"{broken:,} of {len(served):,} numbers are NaN or infinite: its dtype is too small, or its "
             "weights are damaged"
         )
-        return Finding(WEIGHTS, "wrong", text)
+        return ServedPoint(WEIGHTS, "wrong", text)
     known = {name: _bounded(values) for name, values in answers.models().items()}
     values = _bounded(served)
-    if _BASE not in known:
-        return _without_base(_rms(values - known["trained"]))
-    return _beside_base(known, values)
+    if _BASE in known:
+        return _beside_base(known, values)
+    distance = _rms(values - known["trained"])
+    text = f"{distance:.2g} from the trained model; allowed is {_DTYPE_DISTANCE:g}, since nothing is known of the base"
+    state: State = "wrong" if distance > _DTYPE_DISTANCE else "right"
+    return ServedPoint(WEIGHTS, state, text, numbers={"to_trained": distance})
 
 
-def _without_base(distance: float) -> Finding:
-    """Return what can be said where the base was not recorded."""
-    numbers = {"to_trained": distance}
-    compared = f"{distance:.2g} from it, allowed is {_ALONE:g}, since nothing is known of the base"
-    if distance > _ALONE:
-        return Finding(WEIGHTS, "wrong", f"not those of the trained model: {compared}", (), numbers)
-    return Finding(WEIGHTS, "right", f"those of the trained model: {compared}", (), numbers)
-
-
-def _beside_base(known: Mapping[str, Values], served: Values) -> Finding:
+def _beside_base(known: Mapping[str, Values], served: Values) -> ServedPoint:
     """Return what can be said between the trained model and its base."""
     distances = _distances(known, served)
-    missing, to_nearest, too_small = _nearest(known, served, distances.least_told)
-    numbers: dict[str, Any] = {**vars(distances), "missing": list(missing)}
+    # The smallest effect that is told from what is beside the way.
+    smallest = max(_STANDARD_ERRORS * distances.beside / math.sqrt(len(served)), _SMALLEST_EFFECT)
+    effects = {}
     lines = []
-    if too_small:
-        parts = " and ".join(too_small)
-        lines.append(f"whether the adapter on {parts} is served cannot be told: it does too little")
-    if distances.apart < distances.least_told:
+    for name, values in known.items():
+        if name.startswith(WITHOUT):
+            effects[name.removeprefix(WITHOUT)] = known["trained"] - values
+    for part in list(effects):
+        if _rms(effects[part]) < smallest:
+            del effects[part]
+            lines.append(
+                f"whether the adapter on {part} is served cannot be told: it does too little"
+            )
+    nearest = _nearest(known, effects, served)
+    fault = _fault(distances, nearest)
+    state: State = "right"
+    text = f"those of the trained model: {distances}"
+    if distances.apart < smallest:
+        state = "unknown"
         text = f"nothing can be told: {distances}, and the server rounds more than that"
-        return Finding(WEIGHTS, "unknown", text, tuple(lines), numbers)
-    text = _fault(distances, missing, to_nearest)
-    if text:
-        return Finding(WEIGHTS, "wrong", f"{text}: {distances}", tuple(lines), numbers)
-    if distances.to_trained > _ROUNDED * distances.apart:
+    elif fault:
+        state = "wrong"
+        text = f"{fault}: {distances}"
+    elif distances.to_trained > _DTYPE_SHARE * distances.apart:
         lines.append("this is more than a dtype rounds: the server's base may be quantised")
-    return Finding(
-        WEIGHTS, "right", f"those of the trained model: {distances}", tuple(lines), numbers
-    )
+    numbers: dict[str, Any] = {**vars(distances), "missing": list(nearest.missing)}
+    return ServedPoint(WEIGHTS, state, text, tuple(lines), numbers)
 
 
-def _fault(distances: Distances, missing: tuple[str, ...], to_nearest: float) -> str:
-    """Return what is wrong with a server, "" if nothing is. `to_nearest`: distance to the model without `missing`."""
-    if min(to_nearest, distances.beside) > distances.apart:
+def _fault(distances: Distances, nearest: Nearest) -> str:
+    """Return what is wrong with a server, "" if nothing is."""
+    if min(nearest.distance, distances.beside) > distances.apart:
         return "those of another model, or of the adapter on another base"
-    if missing == (_BASE,):
+    if nearest.missing == (_BASE,):
         return "those of the base: the server does not use what was trained"
-    if missing and to_nearest <= distances.beside:
-        return f"the server passes over the adapter on {' and '.join(missing)}"
-    if abs(distances.share - 1) > _SHARE:
+    if nearest.missing and nearest.distance <= distances.beside:
+        return f"the server passes over the adapter on {' and '.join(nearest.missing)}"
+    if abs(distances.share - 1) > _EFFECT_TOLERANCE:
         times = f"the adapter has {distances.share:.2f} times its effect"
         return f"{times}, by another checkpoint, lora_alpha or rsLoRA"
     return ""
@@ -133,7 +137,6 @@ def _distances(known: Mapping[str, Values], served: Values) -> Distances:
     # How many times the effect is in what the server differs from the base by.
     share = float(moved @ effect / max(float(effect @ effect), 1e-30))
     return Distances(
-        tokens=len(served),
         to_trained=_rms(served - trained),
         to_base=_rms(moved),
         apart=_rms(effect),
@@ -142,38 +145,21 @@ def _distances(known: Mapping[str, Values], served: Values) -> Distances:
     )
 
 
-def _nearest(
-    known: Mapping[str, Values], served: Values, least: float
-) -> tuple[tuple[str, ...], float, list[str]]:
-    """Return the parts without whose adapter a model is nearest to the server (`base`: all), and how near it is.
-
-    The last: parts whose adapter does too little to be told.
-    """
-    trained = known["trained"]
-    effects = {}
-    too_small = []
-    for name, values in known.items():
-        if not name.startswith(WITHOUT):
-            continue
-        part = name.removeprefix(WITHOUT)
-        effect = trained - values
-        if _rms(effect) < least:
-            too_small.append(part)
-        else:
-            effects[part] = effect
-
-    candidates: dict[tuple[str, ...], Values] = {(): trained, (_BASE,): known[_BASE]}
+def _nearest(known: Mapping[str, Values], effects: Mapping[str, Values], served: Values) -> Nearest:
+    """Return the candidate that a server is nearest to. `effects`: of the adapter on each part."""
+    candidates: dict[tuple[str, ...], Values] = {(): known["trained"], (_BASE,): known[_BASE]}
     for number in range(1, len(effects) + 1):
         for parts in combinations(effects, number):
             # Without several parts a model is near the sum of what it is without each.
-            candidates[parts] = trained - np.sum([effects[part] for part in parts], axis=0)
+            without = sum(effects[part] for part in parts)
+            candidates[parts] = known["trained"] - without
     distances = {parts: _rms(served - candidate) for parts, candidate in candidates.items()}
-    nearest = min(distances, key=lambda parts: distances[parts])
-    missing = nearest
+    missing = min(distances, key=lambda parts: distances[parts])
+    distance = distances[missing]
     # All parts are the base.
-    if nearest and len(nearest) == len(effects) and len(effects) > 1:
+    if len(missing) == len(effects) > 1:
         missing = (_BASE,)
-    return missing, distances[nearest], too_small
+    return Nearest(missing, distance)
 
 
 def _bounded(values: LogProbabilities) -> Values:

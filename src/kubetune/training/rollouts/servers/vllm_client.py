@@ -87,24 +87,16 @@ class Server:
 
     def models(self, deadline: float) -> list[str]:
         """Return the names of the models and adapters that the server has."""
-        return [str(card["id"]) for card in self._cards(deadline)]
+        cards = cards_of(self.ask("/v1/models", None, deadline))
+        return [str(card["id"]) for card in cards]
 
     def card(self, deadline: float) -> dict[str, Any]:
         """Return what the server says of its model: `id`, and `max_model_len` if it names it."""
-        for card in self._cards(deadline):
+        for card in cards_of(self.ask("/v1/models", None, deadline)):
             # An adapter has a parent.
             if card.get("parent") is None:
                 return card
         raise ServerTrouble("named no model")
-
-    def _cards(self, deadline: float) -> list[dict[str, Any]]:
-        cards = self.ask("/v1/models", None, deadline).get("data")
-        if not isinstance(cards, list):
-            raise ServerTrouble("answered no list of models")
-        for card in cards:
-            if not isinstance(card, dict) or "id" not in card:
-                raise ServerTrouble(f"answered {card!r} for a model")
-        return cards
 
     def _asked(
         self,
@@ -150,6 +142,17 @@ class Server:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         return headers
+
+
+def cards_of(reply: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the models of an answer to /v1/models. Raise ServerTrouble if it has another form."""
+    cards = reply.get("data")
+    if not isinstance(cards, list):
+        raise ServerTrouble("answered no list of models at /v1/models")
+    for card in cards:
+        if not isinstance(card, dict) or "id" not in card:
+            raise ServerTrouble(f"answered {card!r} for a model")
+    return cards
 
 
 def _left(deadline: float) -> float:

@@ -1,4 +1,4 @@
-"""What a check has found out about a server, point by point."""
+"""What a check says about a server, point by point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WEIGHTS = "log-probabilities"
 
 
 @dataclass(frozen=True)
-class Place:
+class IdsDifference:
     """The first place at which the ids of a conversation differ, as texts of a few tokens."""
 
     before: str
@@ -23,36 +23,43 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ServedPoint:
     """One point of a check."""
 
-    point: str  # such as `ids`
+    name: str  # such as `ids`
     state: State
-    text: str  # one sentence, without the point
+    text: str  # one sentence, without the name
     # More lines for people, and numbers for programs.
     lines: tuple[str, ...] = ()
     numbers: dict[str, Any] | None = None
-    places: tuple[Place, ...] = ()  # of ids
+    differences: tuple[IdsDifference, ...] = ()
 
 
 @dataclass(frozen=True)
-class Report:
+class ServerCheck:
     """All points of a check of one model at one address."""
 
     url: str
     model: str
-    findings: tuple[Finding, ...]
+    points: tuple[ServedPoint, ...]
 
     @property
-    def wrong(self) -> list[Finding]:
-        """The points at which the server is not the model."""
-        return [finding for finding in self.findings if finding.state == "wrong"]
+    def reason_against(self) -> str | None:
+        """Why the server does not pass for the model, None if it does."""
+        wrong = [f"{point.name}: {point.text}" for point in self.points if point.state == "wrong"]
+        if wrong:
+            return "\n".join([f"{self.url} does not serve the model that was trained:", *wrong])
+        if not any(point.name == WEIGHTS and point.state == "right" for point in self.points):
+            return (
+                f"{self.url}: nothing is wrong with {self.model}, but its weights could not be compared; so it is not "
+                "proved"
+            )
+        return None
 
     @property
     def is_proved(self) -> bool:
         """True if nothing is wrong, and the weights are known to be right."""
-        states = {finding.state for finding in self.findings if finding.point == WEIGHTS}
-        return not self.wrong and states == {"right"}
+        return self.reason_against is None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as programs read it."""
