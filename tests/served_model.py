@@ -37,13 +37,14 @@ class ServedModel:
     sorts_calls: bool = False  # as vLLM's types do: arguments before the name
     stops_at: tuple[int, ...] | None = None  # None: at the tokenizer's EOS
     sampling: dict[str, float] = field(default_factory=dict)  # in place of what requests leave out
-    # What it can tell: `prompt` (vLLM), `echo` (the older API), or `next` alone, in llama.cpp's form.
+    # What it can tell: `prompt` (vLLM), `echo` (the older API), or `next` alone, in llama.cpp's form. `ollama`: what
+    # Ollama's docs/api.md and openai/openai.go say, with texts in place of ids, and no /tokenize.
     tells: str = "prompt"
     context: int = 512
     key: str | None = None
     # Changes the log-probabilities of a prompt.
     spoil: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
-    # Path -> status and body that are answered in place of the right ones.
+    # Path -> status and body that are answered in place of the right ones; status 0: none, the connection ends.
     broken: dict[str, tuple[int, Any]] = field(default_factory=dict)
     # Called with each path, before it is answered.
     on_call: Callable[[str], None] = lambda path: None
@@ -56,9 +57,15 @@ class ServedModel:
         if path in self.broken:
             return self.broken[path]
         if path == "/v1/models":
+            if self.tells == "ollama":
+                card = {"object": "model", "created": 0, "owned_by": "library"}
+                cards = [{"id": f"{name}:latest", **card} for name in self.names]
+                return 200, {"object": "list", "data": cards}
             owner = "vllm" if self.tells == "prompt" else "somebody"
             card = {"object": "model", "owned_by": owner, "max_model_len": self.context}
             return 200, {"object": "list", "data": [{"id": name, **card} for name in self.names]}
+        if self.tells == "ollama":
+            return self._as_ollama(path, request)
         if request and request.get("model") not in self.names:
             return 404, {"error": {"message": f"The model `{request['model']}` does not exist."}}
         if path == "/tokenize":
@@ -127,6 +134,31 @@ class ServedModel:
             choice["logprobs"] = {"content": [{"top_logprobs": likeliest}]}
         return 200, {"object": "text_completion", "choices": [choice]}
 
+    @torch.no_grad()
+    def _as_ollama(self, path: str, request: Any) -> tuple[int, Any]:
+        if path == "/v1/completions" and not isinstance(request["prompt"], str):
+            problem = "json: cannot unmarshal array into Go struct field CompletionRequest.prompt of type string"
+            return 400, {"error": {"message": problem, "type": "invalid_request_error"}}
+        if path != "/api/generate":
+            return 404, b"404 page not found"
+        # What the client of Ollama sends with a raw prompt.
+        assert request["raw"]
+        assert request["stream"] is False
+        assert request["top_logprobs"] <= 20
+        assert request["options"]["num_predict"] == 1
+        ids = self.tokenizer(request["prompt"], add_special_tokens=True).input_ids
+        if self.adds_bos:
+            ids = [self.tokenizer.bos_token_id, *ids]
+        logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1].float()
+        best = logits.log_softmax(0).topk(request["top_logprobs"])
+        likeliest = []
+        for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+            text = self.tokenizer.decode([token])
+            likeliest.append({"token": text, "logprob": value, "bytes": list(text.encode())})
+        logprobs = [{**likeliest[0], "top_logprobs": likeliest}]
+        answer = {"model": request["model"], "response": likeliest[0]["token"], "done": True}
+        return 200, {**answer, "done_reason": "length", "logprobs": logprobs}
+
     def _drawn(self, ids: list[int], request: Any) -> dict[str, Any]:
         """Return text and end of an answer, drawn token by token with the seed of the request."""
         stops = self.stops_at
@@ -170,6 +202,9 @@ def served(model: ServedModel) -> Iterator[str]:
             status, body = 401, {"error": "Unauthorized"}
             if model.key is None or self.headers.get("Authorization") == f"Bearer {model.key}":
                 status, body = model.answer(self.path, request)
+            # It dies before it answers.
+            if not status:
+                return
             text = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))

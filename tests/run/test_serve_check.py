@@ -16,10 +16,11 @@ import jsonschema
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from kubetune.cli import main
 from kubetune.config.schema.tracking import HooksConfig
+from kubetune.library.results import check_server
 from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference import proof_answers
 from kubetune.result.publishing.exporting import export_run
@@ -28,6 +29,7 @@ from kubetune.result.served.watch import Watched, watch
 from kubetune.supervisor.observers import prometheus
 from tests import toy
 from tests.architectures import save_model
+from tests.pictures import save_seeing_model, write_questions
 from tests.served_model import ServedModel, served
 
 ROOT = Path(__file__).parents[2]
@@ -370,6 +372,7 @@ ASKED = ["/v1/models", "/tokenize", "/v1/completions"]
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
+        ((0, b""), "broke off"),
         ((502, b"<html>Bad Gateway</html>"), "answered 502"),
         ((200, b"<html>Sign in</html>"), "is not JSON"),
         ((500, {"error": {"message": "EngineCore died"}}), "EngineCore died"),
@@ -467,29 +470,33 @@ def test_a_watch_tells_hooks_and_prometheus_what_has_changed(
     with served(server) as url:
         settings = HooksConfig(on_event=f"sh {script}")
         model = Watched(known_model(run_dir), url, None, 20, settings)
-        rounds = watch([model], 0.001)
-        next(rounds)
-        assert (model.state, model.is_news) == ("right", True)
+        news = watch([model], 0.001)
+
+        def break_soon(path: str) -> None:
+            """Let the server be right for two rounds, which are no news."""
+            listed = [called for called, _ in server.calls if called == "/v1/models"]
+            if len(listed) > 2:
+                server.model = base_model(run_dir)
+
+        server.on_call = break_soon
+        assert "those of the base" in next(news)["reason"]
         (address,) = [word for line in addresses for word in line.split() if "/metrics" in word]
-        with urlopen(address, timeout=20) as reply:
-            assert 'kubetune_served_is_model{model="bot"} 1.0' in reply.read().decode()
-        server.model = base_model(run_dir)
-        next(rounds)
-        next(rounds)
-        assert (model.state, model.is_news) == ("wrong", False)
         with urlopen(address, timeout=20) as reply:
             text = reply.read().decode()
         assert 'kubetune_served_is_model{model="bot"} 0.0' in text
+        assert 'kubetune_served_answers{model="bot"} 1.0' in text
         ratio = re.search(r'kubetune_served_effect_ratio{model="bot"} (\S+)', text)
         assert ratio is not None
         assert abs(float(ratio[1])) < 0.01
+        server.on_call = lambda path: None
         server.broken = {"/v1/models": (404, {})}
-        next(rounds)
-        assert model.state == "no answer"
+        assert "answered 404" in next(news)["reason"]
         server.broken = {}
         server.model = whole
-        next(rounds)
-        rounds.close()
+        assert next(news)["ok"]
+        with urlopen(address, timeout=20) as reply:
+            assert 'kubetune_served_is_model{model="bot"} 1.0' in reply.read().decode()
+        news.close()
     events = [json.loads(line) for line in heard.read_text().splitlines()]
     assert [event["ok"] for event in events] == [False, False, True]
     assert "those of the base" in events[0]["reason"]
@@ -558,3 +565,61 @@ def test_a_server_of_the_plain_api_is_asked_as_far_as_it_answers(
     assert set(states.values()) == {"unknown"}
     assert code == 5
     assert "not proved" in said
+
+
+def test_ollama_is_asked_by_texts_for_single_tokens(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = changed(tells="ollama")(run_dir)
+    code, points, _ = checked(server, run_dir, capsys)
+    states = {name: point["state"] for name, point in points.items()}
+    assert (states.pop("names"), states.pop("log-probabilities")) == ("right", "right")
+    assert set(states.values()) == {"unknown"}
+    assert code == 0
+    assert "bot:latest" in points["names"]["text"]
+    server.model = base_model(run_dir)
+    code, points, _ = checked(server, run_dir, capsys)
+    assert code == 5
+    assert "those of the base" in points["log-probabilities"]["text"]
+    server.broken = {"/api/generate": (0, b"")}
+    with served(server) as url:
+        assert main(["serve", "--check", url, str(run_dir)]) == 3
+    assert "broke off /api/generate" in capsys.readouterr().err
+
+
+def test_experts_that_a_server_passes_over_are_named(tmp_path: Path) -> None:
+    run_dir = chat_run(tmp_path, "qwen3_moe", moe_intermediate_size=48)
+    server = right(run_dir)
+    with served(server) as url:
+        check = check_server(run_dir, url, timeout=60)
+        assert check.is_proved, check
+        assert check.reason_against is None
+        with torch.no_grad():
+            for name, parameter in server.model.named_parameters():
+                if "lora_B" in name and "experts" in name:
+                    parameter.zero_()
+        check = check_server(run_dir, url, timeout=60)
+    assert not check.is_proved
+    assert "passes over the adapter on experts" in str(check.reason_against)
+
+
+def test_a_model_that_sees_is_compared_by_its_texts(tmp_path: Path) -> None:
+    save_seeing_model(tmp_path / "model")
+    write_questions(tmp_path, "train", 64, 1)
+    write_questions(tmp_path, "eval", 16, 2)
+    settings = {"data": {"max_length": 128}, "lora": {"r": 4}, "task": "vision_language"}
+    training = {**ONE_EPOCH, "learning_rate": 1e-2}
+    config = toy.make_config(tmp_path, training, name="bot", **settings)
+    run_dir = toy.finished(tmp_path / "bot", config)
+    export_run(run_dir, tell=lambda _: None)
+    base = AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(exported(run_dir))
+    trained = PeftModel.from_pretrained(base, exported(run_dir)).eval()
+    server = ServedModel(trained, tokenizer, names=("bot",))
+    with served(server) as url:
+        check = check_server(run_dir, url, timeout=60)
+        assert check.is_proved, check
+        states = {point.name: point.state for point in check.points}
+        assert states["images"] == "unknown"
+        server.model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval()
+        assert "those of the base" in str(check_server(run_dir, url, timeout=60).reason_against)

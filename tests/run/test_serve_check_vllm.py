@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -108,6 +109,16 @@ def test_right_and_broken_adapters(
         missing = weights["numbers"]["missing"]
         assert ("base" not in missing) if name == "attention only" else (missing == ["base"])
 
+    # Above --max-lora-rank, so that it is refused when it is loaded.
+    folder = changed(run_dir, "rank", lambda key: key)
+    settings = json.loads((folder / SETTINGS).read_text())
+    (folder / SETTINGS).write_text(json.dumps(settings | {"r": 64}))
+    with pytest.raises(HTTPError):
+        load(url, "rank", folder)
+    code, by_point = points(url, run_dir, "rank", capsys)
+    assert (code, list(by_point)) == (5, ["names"])
+    assert "which --max-lora-rank of vLLM must allow" in by_point["names"]["text"]
+
 
 THINKS_NOT = '{"enable_thinking": false}'
 
@@ -140,3 +151,21 @@ def test_conversations_with_tools_and_thoughts(
     assert wrong == ([point] if point else [])
     assert code == (5 if point else 0)
     assert not point or by_point[point]["text"].count(cause)
+
+
+def test_a_mixture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = chat_run(tmp_path, "qwen3_moe", **SIZE, moe_intermediate_size=64)
+    merged = next(run_dir.glob("exports/*-merged"))
+    base = tmp_path / "model"
+    words = ("--max-model-len=512", "--max-num-batched-tokens=512")
+    for folder in (merged, base):
+        log = tmp_path / f"{folder.name}.log"
+        with vllm_server(folder, log, *words, adapters=()) as url:
+            code, by_point = points(url, run_dir, str(folder), capsys)
+        weights = by_point["log-probabilities"]
+        print(weights)
+        # The calls in this template are what vLLM writes in another order.
+        assert "key order of calls" in by_point["ids"]["text"]
+        assert code == 5
+        assert weights["state"] == ("right" if folder == merged else "wrong")
+        assert weights["numbers"]["missing"] == ([] if folder == merged else ["base"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +15,10 @@ from kubetune.base.logs import scrub
 from kubetune.base.signals import stoppable
 from kubetune.base.terminal import GREEN, RED, YELLOW, coloured
 from kubetune.cli.busy import busy
-from kubetune.cli.json_answers import Answer, print_json, prints_json
+from kubetune.cli.json_answers import Answer, prints_json
 from kubetune.cli.tables import print_fact
 from kubetune.errors import OK, ConfigError, GateFailed
 from kubetune.plugins.serving.served_targets import split_name
-from kubetune.rundir import metrics
 
 if TYPE_CHECKING:
     from kubetune.result.served.known_model import KnownModel
@@ -92,22 +93,15 @@ def _watch(args: argparse.Namespace) -> None:
     for name, known in _known(args):
         hooks = allowed_hooks(known, args.trust_code)
         models.append(Watched(known, args.check, name, args.timeout, hooks))
+    text = f"kubetune: asking {visible(args.check)} every {args.watch:g} s; what changes is printed"
+    print(text, file=sys.stderr)
     with stoppable():
-        for _ in watch(models, args.watch):
-            for model in models:
-                if not model.is_news:
-                    continue
-                facts = {
-                    "time": metrics.now(),
-                    "model": model.called,
-                    "state": model.state,
-                    "reason": model.reason,
-                }
-                if args.json:
-                    print_json(facts, indent=None)
-                else:
-                    line = "{time} {model}: {state} {reason}".format(**facts)
-                    print(visible(scrub(line)), flush=True)
+        for event in watch(models, args.watch):
+            if args.json:
+                print(scrub(json.dumps(event)), flush=True)
+                continue
+            state = "is the model again" if event["ok"] else event["reason"]
+            print(visible(scrub(f"{event['time']} {event['model']}: {state}")), flush=True)
 
 
 @prints_json

@@ -56,12 +56,15 @@ class ProofAnswers:
             place -= len(row) - 1
         raise IndexError(place)
 
-    def at(self, tokens: Sequence[int]) -> ProofAnswers:
-        """Return the answers at some tokens, by their places in the arrays."""
-        places = np.array(tokens, np.int64)
-        base = None if self.base is None else self.base[places]
-        without = {part: values[places] for part, values in self.without.items()}
-        return replace(self, trained=self.trained[places], base=base, without=without)
+    def at(self, tokens: Sequence[int], floors: Sequence[float]) -> ProofAnswers:
+        """Return the answers at some tokens, by their places in the arrays, each at least its floor."""
+
+        def chosen(values: LogProbabilities) -> LogProbabilities:
+            return np.maximum(values[list(tokens)], np.array(floors, np.float32))
+
+        base = None if self.base is None else chosen(self.base)
+        without = {part: chosen(values) for part, values in self.without.items()}
+        return replace(self, trained=chosen(self.trained), base=base, without=without)
 
 
 def path_of(run_dir: Path, checkpoint: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +74,28 @@ def _servable(result: Result, rows: Sequence[Batch]) -> list[Batch]:
     if result.trained.classifies:
         return []
     batches = []
-    for batch in rows:
-        if batch.pictures is None and 1 < batch.num_tokens <= LONGEST:
+    for row in rows:
+        batch = _without_images(row)
+        if 1 < batch.num_tokens <= LONGEST:
             batches.append(batch)
     return batches
+
+
+def _without_images(row: Batch) -> Batch:
+    """Return what follows the last image of a row, and the token that ends it: servers are asked about texts alone."""
+    if row.pictures is None:
+        return row
+    ids = row.input_ids
+    places = row.pictures.is_image.nonzero()
+    if len(places):
+        ids = ids[int(places.max()) + 2 :]
+    return replace(
+        row,
+        input_ids=ids,
+        position_ids=torch.arange(len(ids)),
+        cu_seqlens=(0, len(ids)),
+        pictures=None,
+    )
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ end of answers      it stops where training did
 sampling            what requests leave out is as the export says
 context             the longest of the proof's rows fits
 log-probabilities   of these rows, beside the trained model, its base and parts of its adapter
+images              are not asked about, which is said
 
 check = check_served(known_model(run_dir), "http://localhost:8000", None, 60)
 """
@@ -20,7 +21,7 @@ import numpy as np
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.proof_answers import ProofAnswers, joined
 from kubetune.result.served import conversations, settings, weights
-from kubetune.result.served.endpoint import Endpoint, NotAnswered
+from kubetune.result.served.endpoint import Endpoint, NextToken, NotAnswered
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import WEIGHTS, ServedPoint, ServerCheck
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # Tokens that are asked for one by one of a server that tells no log-probabilities of prompts.
 _MOST_TOKENS: Final = 48
 _FEWEST_TOKENS: Final = 16
+_NO_IMAGES: Final = "what the server makes of them is not asked; the texts behind them are compared"
 
 
 def check_served(known: KnownModel, url: str, name: str | None, seconds: float) -> ServerCheck:
@@ -60,6 +62,8 @@ def check_served(known: KnownModel, url: str, name: str | None, seconds: float) 
             points.append(context)
         if context is None or context.state == "right":
             point(WEIGHTS, _of_weights, known)
+        if known.sees:
+            points.append(ServedPoint("images", "unknown", _NO_IMAGES))
     return ServerCheck(endpoint.url, endpoint.model, tuple(points))
 
 
@@ -121,31 +125,33 @@ def _of_next_tokens(
     moved = np.argsort(-np.abs(answers.trained - base), kind="stable")
     places = []
     values = []
+    floors = []
     for place in moved[:_MOST_TOKENS].tolist():
-        ids = answers.up_to(place)
-        try:
-            value = endpoint.next_log_probability(ids)
-        except NotAnswered:
-            value = _next_by_text(endpoint, tokenizer, ids, refusal)
-        if value is not None:
+        token = _next_token(endpoint, tokenizer, answers.up_to(place), refusal)
+        if token is not None:
             places.append(place)
-            values.append(value)
+            values.append(token.log_probability)
+            floors.append(-np.inf if token.is_exact else token.log_probability)
     if len(values) < _FEWEST_TOKENS:
         raise refusal
-    return answers.at(places), joined([values])
+    return answers.at(places, floors), joined([values])
 
 
-def _next_by_text(
+def _next_token(
     endpoint: Endpoint, tokenizer: Tokenizer, ids: tuple[int, ...], refusal: NotAnswered
-) -> float | None:
-    """Return the number of the last token, asked for by texts; None if the server cannot be asked for it in this way."""
+) -> NextToken | None:
+    """Return what the server says of the last token, None if it takes only texts and none of them asks for it."""
+    try:
+        return endpoint.next_token(ids)
+    except NotAnswered:
+        pass
     *before, token = ids
     text = tokenizer.decode(before[len(tokenizer.prefix) :], skip_special_tokens=False)
-    # A text with an end of words that was cut is read as other tokens.
+    # A text that ends within a word is read as other tokens.
     if tokenizer.encode_text(text) != before:
         return None
     try:
         shown = tokenizer.decode([token], skip_special_tokens=False)
-        return endpoint.next_by_text(text, shown.encode())
+        return endpoint.next_token_of_text(text, shown.encode())
     except NotAnswered:
         raise refusal from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -34,6 +35,14 @@ JsonValues = dict[str, Any]
 
 class NotAnswered(Exception):
     """A question that this server does not take, with the reason."""
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """What a server says of a token."""
+
+    log_probability: float
+    is_exact: bool  # False: it is at most this, as the token is not among the likeliest
 
 
 class Endpoint:
@@ -117,19 +126,19 @@ class Endpoint:
         request = {**_GREEDY, "prompt": list(ids), **settings}
         return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
 
-    def next_log_probability(self, ids: Sequence[int]) -> float | None:
-        """Return the log-probability of the last token behind the others, None if it is not among the likeliest."""
+    def next_token(self, ids: Sequence[int]) -> NextToken:
+        """Return what the server says of the last token behind the others."""
         number = _ALL if self.is_llama_cpp else _MOST_LIKELY
         request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": number}
 
-        def take(reply: JsonValues) -> float | None:
+        def take(reply: JsonValues) -> NextToken:
             likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            return _chosen(likeliest, "id", ids[-1])
+            return _next_token(likeliest, "id", ids[-1])
 
         return self.ask("/v1/completions", request, take)
 
-    def next_by_text(self, prompt: str, token: bytes) -> float | None:
-        """Return the log-probability of a token behind a prompt, as Ollama tells it; None as above."""
+    def next_token_of_text(self, prompt: str, token: bytes) -> NextToken:
+        """Return what Ollama says of a token behind a prompt."""
         # Ollama adds BOS. Limits of sampling would change the numbers.
         neutral = {
             "temperature": 1.0,
@@ -147,8 +156,8 @@ class Endpoint:
             "options": {"num_predict": 1, **neutral},
         }
 
-        def take(reply: JsonValues) -> float | None:
-            return _chosen(reply["logprobs"][0]["top_logprobs"], "bytes", list(token))
+        def take(reply: JsonValues) -> NextToken:
+            return _next_token(reply["logprobs"][0]["top_logprobs"], "bytes", list(token))
 
         return self.ask("/api/generate", request, take)
 
@@ -202,9 +211,9 @@ def _of_prompt(reply: JsonValues, ids: Sequence[int]) -> list[float]:
     return [float("nan") if value is None else float(value) for value in values[1:]]
 
 
-def _chosen(likeliest: Sequence[JsonValues], key: str, token: object) -> float | None:
-    """Return the log-probability of a token among the likeliest of its position."""
-    for candidate in likeliest:
+def _next_token(likeliest: Sequence[JsonValues], key: str, token: object) -> NextToken:
+    numbers = [float(candidate["logprob"]) for candidate in likeliest]
+    for candidate, number in zip(likeliest, numbers, strict=True):
         if candidate[key] == token:
-            return float(candidate["logprob"])
-    return None
+            return NextToken(number, is_exact=True)
+    return NextToken(min(numbers), is_exact=False)

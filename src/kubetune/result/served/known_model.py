@@ -37,6 +37,7 @@ class KnownModel:
     conversations: tuple[Conversation, ...] = ()
     # Of the export, whose sampling a server takes for its defaults.
     generation: Mapping[str, Any] = field(default_factory=dict)
+    sees: bool = False  # images
 
     def prompt_ids(self) -> list[int]:
         """Return ids that the server can be asked to go on from."""
@@ -96,18 +97,17 @@ def _of_run(run_dir: Path, checkpoint: str) -> KnownModel:
     generation = {}
     for file in sorted((run_dir / "exports").glob(f"{checkpoint}-*/{_GENERATION}")):
         generation = read_json(file)
-    lacking = f"`kubetune export {run_dir}` records them, where its base is"
-    if config.vision is not None:
-        lacking += ", for rows without images: servers are asked about texts alone"
     return KnownModel(
         config.name or model_short_name(config.model.path),
         _tokenizer(checkpoints.choose(run_dir, checkpoint)),
         config.lora.r if config.lora else None,
         answers,
-        f"{run_dir} keeps no log-probabilities of {checkpoint}; {lacking}",
+        f"{run_dir} keeps no log-probabilities of {checkpoint}; `kubetune export {run_dir}` records them, where its base "
+        "is",
         run_dir,
         kept_conversations.read(run_dir),
         generation,
+        config.sees,
     )
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from kubetune.base import logs
 from kubetune.config import consent
@@ -34,6 +34,7 @@ METRICS: Final = {
     ),
 }
 EVENT: Final = "served"
+Event = dict[str, Any]
 
 
 @dataclass
@@ -45,10 +46,8 @@ class Watched:
     name: str | None  # that requests ask for; None: the run's
     timeout: float  # of a check, in seconds
     hooks: HooksConfig
-    # What the last check says: right, wrong, or no answer. None before the first.
+    # Of the last check: right, wrong, or no answer. None before the first.
     state: str | None = None
-    reason: str = ""  # why it is not right
-    is_news: bool = False  # another state than before
     numbers: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -56,36 +55,38 @@ class Watched:
         """What people call it."""
         return self.name or self.known.name
 
-    def look(self) -> None:
-        """Ask once. Tell the hook if the state is another one than before; to be right from the start is no news."""
-        before = self.state
+    def look(self) -> Event | None:
+        """Ask once. Return, and tell the hook, if the state is another one than before. To begin right is no news."""
+        before = self.state or "right"
+        reason = None
         try:
             check = check_served(self.known, self.url, self.name, self.timeout)
-            self.reason = check.reason_against or ""
-            self.state = "wrong" if self.reason else "right"
+            reason = check.reason_against
+            self.state = "wrong" if reason else "right"
             self.numbers = _numbers(check)
         except KubetuneError as error:
+            reason = str(error)
             self.state = "no answer"
-            self.reason = str(error)
             self.numbers = {"served_is_model": 0.0, "served_answers": 0.0}
-        self.is_news = self.state != before
-        if self.is_news and not (before is None and self.state == "right"):
-            self._tell()
-
-    def _tell(self) -> None:
-        command = self.hooks.on_event
-        run_dir = self.known.run_dir
-        is_wanted = not self.hooks.events or EVENT in self.hooks.events
-        if command is None or run_dir is None or not is_wanted:
-            return
+        if self.state == before:
+            return None
         event = {
             "schema_version": events.VERSION,
             "time": metrics.now(),
             "event": EVENT,
             "model": self.called,
-            "ok": self.state == "right",
-            "reason": logs.scrub(self.reason),
+            "ok": reason is None,
+            "reason": logs.scrub(reason or ""),
         }
+        self._tell(event)
+        return event
+
+    def _tell(self, event: Event) -> None:
+        command = self.hooks.on_event
+        run_dir = self.known.run_dir
+        is_wanted = not self.hooks.events or EVENT in self.hooks.events
+        if command is None or run_dir is None or not is_wanted:
+            return
         variables = {"KUBETUNE_RUN_DIR": str(run_dir.absolute()), "KUBETUNE_EVENT": EVENT}
         seconds = self.hooks.timeout_seconds
         failure = hooks.call(shlex.split(command), event, variables, run_dir, seconds)
@@ -102,8 +103,8 @@ def allowed_hooks(known: KnownModel, trust_code: str | None) -> HooksConfig:
     return config.hooks
 
 
-def watch(models: list[Watched], seconds: float) -> Iterator[None]:
-    """Look at all of them for ever, with so many seconds between. Yield after each round."""
+def watch(models: list[Watched], seconds: float) -> Iterator[Event]:
+    """Look at all of them for ever, with so many seconds between. Yield what has changed."""
     with ExitStack() as at_end:
         if is_installed("prometheus_client"):
 
@@ -114,8 +115,9 @@ def watch(models: list[Watched], seconds: float) -> Iterator[None]:
             at_end.callback(prometheus.started(port, METRICS, ("model",), numbers))
         while True:
             for model in models:
-                model.look()
-            yield
+                event = model.look()
+                if event is not None:
+                    yield event
             time.sleep(seconds)
 
 
