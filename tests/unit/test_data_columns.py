@@ -787,3 +787,32 @@ def test_a_column_that_no_record_has_is_refused_everywhere(
         row = {"output": "It is 2."} if "input" in columns else rows[0]
         with pytest.raises(ValueError, match="has no column"):
             read(row, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ({"teacher_prompt": "{prompt} {hint[0]} {fact.real:03}"}, ["note", "other"]),
+        ({}, ["fact", "hint", "note", "other"]),
+        ({"lmbda": 0}, ["fact", "hint", "note", "other", "teacher_prompt"]),
+    ],
+)
+def test_columns_that_a_teacher_is_shown_are_used(
+    settings: dict[str, Any], unused: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {
+        "prompt": "2 + 2 is", "completion": "4", "hint": ["It is even."], "fact": 4, "note": "no", "other": {"a": 1},
+        "teacher_prompt": "What is 2 + 2?",
+    }  # fmt: skip
+    config = {
+        "task": "distill",
+        "model": MODEL,
+        "data": {"train": lines([record] * 4)},
+        "distill": {"teacher": MODEL, **settings},
+    }
+    Path("run.yaml").write_text(json.dumps(config))
+    assert cli.main(["data", "check", "run.yaml"]) == 0
+    output = capsys.readouterr().out
+    named = " ".join(line for line in output.splitlines() if "not used" in line)
+    found = [name for name in sorted(record) if f"`{name}` (" in named or f"{name} × " in named]
+    assert found == unused, output

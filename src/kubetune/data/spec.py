@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         ClassificationConfig,
         Config,
         DataConfig,
+        DistillConfig,
         ModelConfig,
         PreferenceConfig,
         RecordKind,
@@ -39,7 +40,9 @@ class DataSpec:
     classification: ClassificationConfig
     preference: PreferenceConfig
     vision: VisionConfig | None  # None where rows have no images
-    rewards: tuple[RewardConfig, ...]  # which read columns that no row holds
+    # What reads columns that no row holds.
+    rewards: tuple[RewardConfig, ...]
+    distill: DistillConfig
     seed: int  # by which a share is held out, and samples are drawn
 
     @classmethod
@@ -55,6 +58,7 @@ class DataSpec:
             preference=config.preference,
             vision=config.sight,
             rewards=tuple(config.rewards),
+            distill=config.distill,
             seed=config.training.seed,
         )
 

@@ -15,6 +15,9 @@ from kubetune.config.vllm import problems_of_addresses
 # The name of a teacher that is the model itself, as it was before training.
 ITSELF: Final = "self"
 
+# The column of a record that says what the teacher is asked.
+COLUMN: Final = "teacher_prompt"
+
 # Keys that say how answers are drawn.
 _OF_DRAWING: Final = ("max_completion_length", "num_generations", "generation_batch_size")
 
@@ -91,6 +94,17 @@ class DistillConfig(Section):
     def keeps_teacher(self) -> bool:
         """True if the teacher is asked once: rows are given, and few numbers of each label are needed."""
         return self.lmbda == 0 and self.support == "teacher_k"
+
+    @property
+    def shown_columns(self) -> set[str]:
+        """Return the columns of a record of training that the teacher of drawn answers is shown."""
+        if self.lmbda == 0:
+            return set()
+        columns = {COLUMN}
+        for _, field, _, _ in Formatter().parse(self.teacher_prompt or ""):
+            # {a.b} and {a[b]} are parts of the column a.
+            columns.update(re.findall(r"^[^.\[]+", field or ""))
+        return columns
 
     @property
     def urls(self) -> tuple[str, ...]:

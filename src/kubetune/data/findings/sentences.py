@@ -6,7 +6,7 @@ This is the only place that puts them into words. A new finding is one function 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -42,6 +42,7 @@ class SplitCounts:
     sources: Sequence[SourceConfig]
     stats: JsonObject  # `tally.summarise` and `RowWatch.facts` together
     rewards: Sequence[RewardConfig] = ()
+    shown_columns: Collection[str] = ()  # to a teacher
 
     def rows(self, number: int, unit: str = "row") -> str:
         """Return `3 of 20 rows of train`."""
@@ -106,8 +107,12 @@ def find(
     for split, of_split in stats.items():
         name = names.get(split, split)
         sources = spec.splits[split]
+        # A teacher reads the same prompt as the model where the two are only compared.
+        shown: Collection[str] = ()
+        if spec.task == "distill" and split == "train":
+            shown = spec.distill.shown_columns
         splits.append(
-            SplitCounts(spec.task, spec.data, split, name, sources, of_split, spec.rewards)
+            SplitCounts(spec.task, spec.data, split, name, sources, of_split, spec.rewards, shown)
         )
 
     findings: list[Finding] = []
@@ -503,13 +508,13 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
     sources = counts.stats["sources"]
     # Functions of the user's are given all columns.
     is_given = any(reward.is_code for reward in counts.rewards)
-    by_rewards = {reward.column for reward in counts.rewards}
+    is_read = {reward.column for reward in counts.rewards} | set(counts.shown_columns)
     for source in () if is_given else sources:
         where = counts.name
         if len(sources) > 1:
             where += f", {place(source['path'])}"
         is_rewarded = counts.task == "grpo"
-        keys = {key: n for key, n in source["unused_keys"].items() if key not in by_rewards}
+        keys = {key: n for key, n in source["unused_keys"].items() if key not in is_read}
         facts = {key: fact for key, fact in source["unused_columns"].items() if key in keys}
         columns = list(left_out(facts, source["path"], is_rewarded=is_rewarded))[:MOST_NAMES]
         for column in columns:

@@ -12,17 +12,14 @@ of the last message of the user.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kubetune.config.schema import Config, DistillConfig, SourceConfig
-from kubetune.config.schema.distill import ITSELF
+from kubetune.config.schema.distill import COLUMN, ITSELF
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import asked_of
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.taken import read_taken
-
-# The column of a record that says what the teacher is shown.
-COLUMN: Final = "teacher_prompt"
 
 
 def teacher_text(
