@@ -92,8 +92,7 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
         theirs = {**theirs[tool.merged], **theirs}
     unknown = unknown_values(theirs, foreign.variables)
     draft = Draft(tool, theirs, foreign.lines, str(path), foreign.command, unknown)
-    # verl's command has the name of another method; the file says that it is GRPO.
-    kinds.require_known_kind(draft, is_named=foreign.peer == "verl")
+    kinds.require_known_kind(draft)
     try:
         convert(draft, kinds.learn(draft))
         kinds.finish(draft)

@@ -33,7 +33,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from kubetune.base.humanize import nearest
 from kubetune.base.secrets import is_secret
@@ -168,6 +168,15 @@ class Reward:
     differs: str = ""  # what ours does otherwise
 
 
+class ToolCommand(NamedTuple):
+    """The command of a tool, as scripts call it."""
+
+    pattern: str  # its group is the subcommand
+    example: str  # for messages
+    assigns: bool = False  # takes key=value
+    names_no_kind: bool = False  # its subcommand is not the kind of learning
+
+
 @dataclass(frozen=True)
 class Tool:
     """Everything that the engine knows of a tool."""
@@ -183,7 +192,7 @@ class Tool:
     defaults_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kind_of_a_key: Mapping[str, str] = field(default_factory=dict)  # where no key names the kind
     rewards: Mapping[str, Reward] = field(default_factory=dict)  # by the tool's names
-    command: str = ""  # pattern of its command in a script, whose group is the subcommand
+    command: ToolCommand | None = None  # its command in a script
     has_sections: bool = False  # keys of nested sections are joined by dots
     merged: str = ""  # a section whose keys are as well at the top
 

@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 
 from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
+from kubetune.plugins.importers.engine import ToolCommand
 from kubetune.plugins.importers.shell import Command, Script, Word, read_script
 from kubetune.plugins.importers.shell.files import may_be_same, may_write
 
 _SCRIPTS = (".sh", ".bash")
-# Tools that take `key=value` on the command line.
-_ASSIGNING = ("verl", "LLaMA-Factory")
 # "$@", $*, "${@:2}": what the script is called with.
 _CALLED_WITH = re.compile(r"\$[@*]|\$\{[@*].*\}")
+# `swift sft config.yaml`, `trl sft --beta 0.1 --config config.yaml`
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
 # Options of `torchrun` and `accelerate launch`, and the variables that say the same.
 _LAUNCHED = {
@@ -55,11 +55,8 @@ class Foreign:
     )  # lines of a script that are not followed, with why
 
 
-def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
-    """Return the settings of a file. Raise ConfigError where there are none.
-
-    `commands`: for each tool, the pattern of its command in a script, whose group is the subcommand.
-    """
+def read_foreign(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
+    """Return the settings of a file. Raise ConfigError if it has none. `commands`: of each tool that scripts call."""
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "no such file"
         _refuse(path, f"{problem}; expected a config of another tool")
@@ -122,7 +119,7 @@ def _refuse(path: Path, problem: str) -> NoReturn:
     raise ConfigError(f"{path}: {problem}. Nothing was written.")
 
 
-def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
+def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
     """Return the settings of the first training command that the script surely calls."""
     try:
         script = read_script(path.read_text("utf-8"))
@@ -134,8 +131,10 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
         if call is not None:
             calls.append(call)
     if not calls:
-        expected = "`swift sft` or `rlhf`, `trl sft`, `dpo` or `grpo`, `llamafactory-cli train` or verl's `main_ppo`"
-        _refuse(path, f"calls no command that is known; expected {expected}, with its arguments")
+        expected = ", ".join(f"`{command.example}`" for command in commands.values())
+        _refuse(
+            path, f"calls no command that is known; expected one of {expected}, with its arguments"
+        )
     sure = [call for call in calls if not call.command.condition]
     if not sure and len(calls) > 1:
         lines = [f"line {call.command.line} (where {call.command.condition})" for call in calls]
@@ -171,12 +170,13 @@ class _Call:
     text: str  # its words, with spaces between
     start: int  # where the tool's name begins in the text
     peer: str  # the tool
+    assigns: bool  # it takes key=value
     subcommand: str
     before: tuple[Word, ...]  # words of its launcher
     after: tuple[Word, ...]  # its arguments
 
 
-def _call(command: Command, commands: Mapping[str, str]) -> _Call | None:
+def _call(command: Command, commands: Mapping[str, ToolCommand]) -> _Call | None:
     """Return the call of a tool that a command is, or None for any other command."""
     # Spaces within a word are none between words: `--note "swift sft"` calls nothing.
     spans = []
@@ -189,9 +189,10 @@ def _call(command: Command, commands: Mapping[str, str]) -> _Call | None:
         start += len(text) + 1
     line = " ".join(texts)
     matches = []
-    for peer, pattern in commands.items():
+    for peer, known in commands.items():
         # In `strategy=megatron trainer.nnodes=2` the name is no command: it begins within a word.
-        matches += [(match, peer) for match in re.finditer(rf"(?<![^\s/]){pattern}", line)]
+        for match in re.finditer(rf"(?<![^\s/]){known.pattern}", line):
+            matches.append((match, peer))
     if not matches:
         return None
     match, peer = min(matches, key=lambda pair: pair[0].start())
@@ -201,6 +202,7 @@ def _call(command: Command, commands: Mapping[str, str]) -> _Call | None:
         text=" ".join(word.text for word in command.words),
         start=match.start(),
         peer=peer,
+        assigns=commands[peer].assigns,
         subcommand=next(filter(None, match.groups())),
         before=tuple(word for word, (_, end) in pairs if end <= match.start()),
         after=tuple(word for word, (start, _) in pairs if start >= match.end()),
@@ -210,7 +212,7 @@ def _call(command: Command, commands: Mapping[str, str]) -> _Call | None:
 def _read_command(path: Path, call: _Call) -> Foreign:
     """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
     launcher = _arguments(call.before, assigns=True)
-    arguments = _arguments(call.after, assigns=call.peer in _ASSIGNING)
+    arguments = _arguments(call.after, assigns=call.assigns)
     exported = {name: _value(text) for name, text in call.command.exported.items()}
     settings = {
         **exported,

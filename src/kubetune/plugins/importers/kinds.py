@@ -47,8 +47,8 @@ _DOES: Final = (
 )
 
 
-def require_known_kind(draft: Draft, is_named: bool) -> None:
-    """Raise ConfigError for a kind of learning that kubetune does not do. `is_named`: the command is a tool's only one."""
+def require_known_kind(draft: Draft) -> None:
+    """Raise ConfigError for a kind of learning that kubetune does not do."""
     for key, known in _NAMING.items():
         value = draft.theirs.get(key)
         if value and value not in known:
@@ -56,7 +56,10 @@ def require_known_kind(draft: Draft, is_named: bool) -> None:
             raise ConfigError(
                 f"{where}: {key} is {inline(value)[:60]}; {_DOES}. Nothing was written."
             )
-    if draft.command and draft.command not in _COMMANDS and not is_named:
+    # verl's command has the name of another method; its keys say that it is GRPO.
+    command = draft.tool.command
+    names_kind = command is None or not command.names_no_kind
+    if draft.command and draft.command not in _COMMANDS and names_kind:
         raise ConfigError(f"{draft.path}: runs `{draft.command}`; {_DOES}. Nothing was written.")
 
 

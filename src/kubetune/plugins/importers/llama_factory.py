@@ -28,6 +28,7 @@ from kubetune.plugins.importers.engine import (
     Row,
     Table,
     Tool,
+    ToolCommand,
     as_names,
     carried,
     near,
@@ -206,7 +207,7 @@ TOOL = Tool(
     name="LLaMA-Factory",
     marks="stage finetuning_type cutoff_len template dataset_dir lora_target val_size pref_loss "
     "preprocessing_num_workers quantization_bit neat_packing model_name_or_path",
-    command=r"\bllamafactory-cli\s+(\w+)",
+    command=ToolCommand(r"\bllamafactory-cli\s+(\w+)", "llamafactory-cli train", assigns=True),
     together=(_data, warm_up()),
     finish=_finish,
     defaults={

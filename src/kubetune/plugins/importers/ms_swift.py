@@ -34,6 +34,7 @@ from kubetune.plugins.importers.engine import (
     Row,
     Table,
     Tool,
+    ToolCommand,
     carried,
     dropped,
     near,
@@ -176,7 +177,7 @@ TOOL = Tool(
     marks="tuner_type train_type split_dataset_ratio attn_impl freeze_vit val_dataset quant_bits quant_method "
     "truncation_strategy loss_scale task_type model_author load_from_cache_file tuner_backend "
     "rlhf_type external_plugins reward_funcs num_generations",
-    command=r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py",
+    command=ToolCommand(r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py", "swift sft` or `rlhf"),
     # Of both keys of epochs that counts which comes first.
     first="max_epochs tuner_type train_type task_type",
     together=(_data, _warm_up),

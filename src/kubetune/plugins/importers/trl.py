@@ -26,6 +26,7 @@ from kubetune.plugins.importers.engine import (
     Row,
     Table,
     Tool,
+    ToolCommand,
     as_names,
     dropped,
     near,
@@ -128,7 +129,11 @@ TOOL = Tool(
     "packing_strategy truncation_mode dataset_text_field dataset_config lora_task_type eos_token dataset_mixture "
     "dataset_mixer dataset_splits max_seq_length model_name_or_path reward_funcs num_generations teacher_model_name_or_path "
     "teacher_model_kind teacher_prompt_template",
-    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo|gkd|distillation|sdft)(?:_vlm|_modeling)?\.py",
+    command=ToolCommand(
+        r"\btrl(?:\s+|/scripts/)(\w+)|"
+        r"\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo|gkd|distillation|sdft)(?:_vlm|_modeling)?\.py",
+        "trl sft`, `dpo` or `grpo",
+    ),
     first="use_peft",
     together=(_data, warm_up()),
     finish=_finish,

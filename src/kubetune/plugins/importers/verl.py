@@ -18,6 +18,7 @@ from kubetune.plugins.importers.engine import (
     Row,
     Table,
     Tool,
+    ToolCommand,
     as_names,
     carried,
     dropped,
@@ -152,7 +153,12 @@ def _steps(value: Any, draft: Draft) -> Outcome:
 TOOL = Tool(
     name="verl",
     marks="actor_rollout_ref algorithm custom_reward_function critic trainer",
-    command=r"\bverl\.trainer\.main_(ppo)\b",
+    command=ToolCommand(
+        r"\bverl\.trainer\.main_(ppo)\b",
+        "python -m verl.trainer.main_ppo",
+        assigns=True,
+        names_no_kind=True,
+    ),
     has_sections=True,
     first="data.train_batch_size",
     together=(_data,),
