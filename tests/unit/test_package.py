@@ -57,10 +57,22 @@ def test_ci_runs_the_second_command_of_the_readme() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts on what /usr/bin holds")
-@pytest.mark.parametrize("version", ["3.9.2", "3.15.0"])
-def test_a_python_that_the_pins_do_not_serve_is_refused(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "version"),
+    [
+        ("sys.version_info = (3, 9, 2)", "3.9.2"),
+        ("sys.version_info = (3, 15, 0)", "3.15.0"),
+        ("platform.python_implementation = lambda: 'PyPy'", "PyPy 3."),
+        ("sysconfig.get_config_var = lambda name: 1", "free-threaded 3."),
+        ("struct.calcsize = lambda text: 4", "32-bit 3."),
+    ],
+)
+def test_a_python_that_the_pins_do_not_serve_is_refused(
+    tmp_path: Path, change: str, version: str
+) -> None:
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho {version}\n")
+    start = f"import platform, struct, sys, sysconfig; {change}; exec(sys.argv[1])"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{start}" "$2"\n')
     python.chmod(0o755)
     environ = {**os.environ, "PYTHON": str(python)}
     done = subprocess.run([ROOT / "scripts" / "venv"], env=environ, capture_output=True, text=True)
