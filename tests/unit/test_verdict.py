@@ -117,6 +117,19 @@ def cut_weights(folder: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
+def lose_shard(folder: Path) -> None:
+    """Leave of a model in two files the second."""
+    model = copy_model(folder)
+    (model / "model.safetensors").rename(model / "model-00002-of-00002.safetensors")
+    index = {
+        "weight_map": {
+            "a": "model-00001-of-00002.safetensors",
+            "b": "model-00002-of-00002.safetensors",
+        }
+    }
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def put_pointer(folder: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     (copy_model(folder) / "model.safetensors").write_text(pointer)
@@ -219,6 +232,21 @@ CASES = {
     "no data file": Case(r"nothing\.jsonl does not exist", {"data.train": "nothing.jsonl"}),
     "near data file": Case(r"did you mean .*train\.jsonl", {"data.train": "trian.jsonl"}),
     "no evaluation file": Case(r"held\.jsonl does not exist", {"data.eval": "held.jsonl"}),
+    "data of the hub that are away": Case(
+        "dataset some/rows is not in the local cache and the hub cannot be reached.*--repo-type dataset",
+        {"data.train": "some/rows"},
+    ),
+    "evaluation data of the hub that are away": Case(
+        "dataset some/held is not in the local cache", {"data.eval": "some/held"},
+    ),
+    "fewer samples than processes": Case(
+        "training.global_batch_size: found 2 samples for 3 processes",
+        {"training.global_batch_size": 2, "compute.processes": 3},
+    ),
+    "batches that contradict": Case(
+        "training.global_batch_size: found 8, but per_device_train_batch_size 1",
+        {"training.global_batch_size": 8, "training.gradient_accumulation_steps": 3},
+    ),
     "no records": Case(r"holds no records", data="\n"),
     "no label": Case(r"`label` is missing|has the keys", {"task": "sequence_classification"}),
     "pairs that are equal": Case("has the same answer as chosen and as rejected", {"task": "preference"}, data=EQUAL),
@@ -289,6 +317,10 @@ CASES = {
                            {"model.path": "./modle"}, make=copy_model, by_init=True),
     "no config.json": Case("has no config.json", OF_MODEL, make=without("config.json")),
     "no weights": Case("has no \\*.safetensors file", OF_MODEL, make=without("model.safetensors"), by_init=True),
+    "weights without one of their files": Case(
+        r"its index of weights names model-00001-of-00002\.safetensors, not in the folder", OF_MODEL,
+        make=lose_shard, by_init=True,
+    ),
     "empty weights": Case("model.safetensors has 0 bytes", OF_MODEL, make=empty_weights, by_init=True),
     "weights that are cut": Case(
         r"model.safetensors has [0-9,]+ of [0-9,]+ bytes: it is damaged", OF_MODEL, make=cut_weights, by_init=True,

@@ -110,7 +110,12 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
         if not any(isinstance(known, DataError) for known in refused):
             refused.append(error)
         require_none(refused)
-    return _forecast(config, environ, data, findings, tuple(sentences(refused)))
+    try:
+        return _forecast(config, environ, data, findings, tuple(sentences(refused)))
+    except ConfigError as error:
+        # Batches that cannot be.
+        require_none([*refused, error])
+        raise
 
 
 def _forecast(

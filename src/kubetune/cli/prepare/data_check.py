@@ -76,7 +76,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     from kubetune.data.inspect.check import check
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.record_problems import SHOWN
-    from kubetune.data.reading.sources import require_sources
+    from kubetune.data.reading.sources import require_hub_data, require_sources
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
     from kubetune.library.verdict.problems import problems_of, require_none, sentences
     from kubetune.rundir.starts import day_of
@@ -85,7 +85,9 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     require_sources(config.sources)
     # Of data without a run file nobody has said yet what is to be done with them.
     others: list[KubetuneError] = []
-    if is_run_file:
+    if not is_run_file:
+        require_hub_data(config.sources, os.environ)
+    else:
         # A process may have to build the model.
         with busy("judging the run"):
             others = problems_of(config, os.environ, here=config.kubernetes is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
     from kubetune.data.columns import left_out
     from kubetune.data.inspect.shapes import check_shapes
     from kubetune.data.reading.record_problems import SHOWN
-    from kubetune.data.reading.sources import not_read
+    from kubetune.data.reading.sources import not_read, require_hub_data
 
     if args.overrides:
         raise ConfigError(
@@ -38,6 +39,7 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
 
     # With --json every problem is kept, else as many as are shown.
     source = SourceConfig(path=args.target, columns=columns_of(args.columns or ()))
+    require_hub_data({"train": [source]}, os.environ)
     most_problems: int | None = SHOWN
     if args.json:
         most_problems = None

@@ -125,9 +125,11 @@ def _for_data(args: argparse.Namespace) -> _Made:
     from kubetune.config.schema import SourceConfig
     from kubetune.data.inspect.proposal import propose, settle_format
     from kubetune.data.inspect.proposed_values import model_facts
+    from kubetune.data.reading.sources import require_hub_data
     from kubetune.supervisor.command_line import columns_of
 
     source = SourceConfig(path=args.data, columns=columns_of(args.columns or ()))
+    require_hub_data({"train": [source]}, os.environ)
     with busy(f"looking at {visible(args.data)}"):
         proposal = propose(source, args.task)
         facts = model_facts(args.model, proposal.task.value, os.environ)

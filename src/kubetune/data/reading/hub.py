@@ -26,7 +26,7 @@ from kubetune.base.registry.address import SCHEME
 from kubetune.base.secrets import HUB_TOKENS
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
-from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
+from kubetune.errors import DataError, EnvironmentFault, KubetuneError, ModelError, causes
 from kubetune.plan import model_shapes
 
 # Silence after which the hub counts as lost, however often it is asked. Its commits of large models take a while.
@@ -281,6 +281,37 @@ def offline(environ: Mapping[str, str]) -> bool:
     """True if the environment says that the hub must not be asked. Imports nothing, unlike huggingface_hub."""
     values = (environ.get("HF_HUB_OFFLINE"), environ.get("TRANSFORMERS_OFFLINE"))
     return any(str(value).upper() in ("1", "ON", "YES", "TRUE") for value in values)
+
+
+def require_dataset(path: str, environ: Mapping[str, str]) -> None:
+    """Raise DataError for a data set that is neither in the caches of this machine nor to be had from the hub."""
+    if _has_dataset(path, environ):
+        return
+    away = "" if offline(environ) else unresolved_host()
+    if offline(environ) or away:
+        raise DataError(_not_here("dataset", path, f": {away}" if away else ""))
+    from huggingface_hub import HfApi
+
+    try:
+        with explained_hub_errors(path, kind="dataset"):
+            HfApi(token=hub_token()).dataset_info(path)
+    except (EnvironmentFault, ModelError) as error:
+        raise DataError(str(error)) from error
+
+
+def _has_dataset(path: str, environ: Mapping[str, str]) -> bool:
+    """True if a cache of this machine has a data set: the hub's has its files, that of `datasets` what it made of them."""
+    of_hub = model_shapes.hub_folder(path, environ)
+    if of_hub.with_name(of_hub.name.replace("models--", "datasets--", 1)).is_dir():
+        return True
+    home = environ.get("HF_DATASETS_CACHE") or model_shapes.hub_home(environ) / "datasets"
+    # It writes org/SomeData as org___some_data.
+    wanted = _bare(path.replace("/", ""))
+    return any(_bare(folder.name) == wanted for folder in Path(home).expanduser().glob("*___*"))
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 _PATTERNS = {"weights": ("*/*.safetensors", "*/*.bin"), "tokenizer": ("*/tokenizer*.json",)}

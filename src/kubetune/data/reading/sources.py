@@ -38,12 +38,19 @@ from kubetune.config.data_files import (
 )
 from kubetune.config.schema import SourceConfig
 from kubetune.data.reading.files.columnar import without_nulls
-from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub, unresolved_host
+from kubetune.data.reading.hub import (
+    explained_hub_errors,
+    hub_token,
+    is_of_hub,
+    require_dataset,
+    unresolved_host,
+)
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.readers import count_records, features_of, read_file
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
 from kubetune.errors import DataError, KubetuneError, causes
+from kubetune.extras import require
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -272,8 +279,6 @@ def load_dataset(
     split: str,
 ) -> Dataset:
     """Return a data set of the hub, or one saved to a folder by `datasets`, with that optional library."""
-    from kubetune.extras import require
-
     require(f"{path}, a Hugging Face data set,", "datasets")
     import datasets
 
@@ -361,6 +366,25 @@ def require_sources(splits: Mapping[Any, Sequence[SourceConfig]]) -> None:
     for sources in splits.values():
         for source in sources:
             locate(source)
+
+
+def require_hub_data(
+    splits: Mapping[Any, Sequence[SourceConfig]], environ: Mapping[str, str]
+) -> None:
+    """Raise DataError for data sets of the hub that are neither on this machine nor to be had from there."""
+    of_hub = set()
+    for sources in splits.values():
+        for source in sources:
+            try:
+                located = locate(source)
+            except DataError:
+                continue  # whoever reads it says so
+            if not located.files and not Path(located.path).expanduser().is_dir():
+                of_hub.add(located.path)
+
+    for path in sorted(of_hub):
+        require(f"{path}, a Hugging Face data set,", "datasets")
+        require_dataset(path, environ)
 
 
 def no_records(key: str, sources: Sequence[SourceConfig]) -> DataError:

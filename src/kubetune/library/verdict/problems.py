@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from kubetune.base.gpus import visible_gpus
 from kubetune.config.schema import Config
 from kubetune.data.reading.hub import require_base_folder, require_model
+from kubetune.data.reading.sources import require_hub_data
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.library.verdict.installed import require_extras, require_token
 from kubetune.library.verdict.judges import (
@@ -28,6 +30,7 @@ from kubetune.library.verdict.trained_parts import (
 )
 from kubetune.library.verdict.whole_model import require_whole_model
 from kubetune.plan.base_model import require_kind
+from kubetune.plan.plan import make_plan
 
 _WRITTEN = " Nothing was written."
 
@@ -37,7 +40,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
 
     `here`: the run is to be on this machine, so that its model, its extras and its keys have to be here too.
     """
-    checks: list[Callable[[], None]] = []
+    checks: list[Callable[[], object]] = []
     if here:
         checks += [
             partial(require_model, config.model, environ),
@@ -46,6 +49,9 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_cache, config.data.cache, environ),
             partial(require_checkpoint, config),
             partial(require_token, config.push),
+            partial(require_hub_data, config.sources, environ),
+            # The batches of a step, whose arithmetic needs no rows.
+            partial(make_plan, config, gpus=visible_gpus(environ)),
         ]
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.

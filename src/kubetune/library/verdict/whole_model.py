@@ -8,9 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kubetune.base.humanize import counted
+from kubetune.data.reading.hub import offline
 from kubetune.errors import ModelError
 from kubetune.plan.model_shapes import (
     Weights,
+    files_of,
     find_folder,
     incomplete,
     number_of_layers,
@@ -32,6 +34,9 @@ def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool
     folder = find_folder(path, environ)
     if folder is None:
         return
+    # Loading fetches what the hub's cache lacks, if it may.
+    if Path(path).is_dir() or offline(environ):
+        _require_shards(path, folder)
     for file in sorted(folder.glob("*.safetensors")):
         problem = incomplete(file)
         if problem:
@@ -44,6 +49,17 @@ def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool
     weights = read_weights(path, environ)
     if weights is not None and weights.stated:
         _require_sizes(path, weights)
+
+
+def _require_shards(path: str, folder: Path) -> None:
+    """Raise ModelError for an index that names files of weights which are not beside it."""
+    missing = [name for name in files_of(folder) if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"model {path}: its index of weights names {missing[0]}{more}, not in the folder: it was not downloaded to its "
+            "end; download it again"
+        )
 
 
 def _require_known(path: str, model_type: str) -> None:
