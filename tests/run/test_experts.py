@@ -24,7 +24,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.mixtures.experts import is_described, routers_of, stacks_of, swap_experts
 from kubetune.models.mixtures.targets import unreached_names
 from kubetune.models.padding_free import choose_attention
-from kubetune.plan.base_model import may_lack_targets
+from kubetune.plan.base_model import may_lack_targets, require_targets
 from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
 from kubetune.result.forms.wanted import WantedExport
@@ -315,13 +315,55 @@ def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     assert trained_by_part(Trainable(config.lora, config.sight), weights) == trained
-    dropping = config.model_copy(update={"lora": LoraConfig(dropout=0.1)})
-    assert may_lack_targets(dropping.lora, weights), (
-        "a plan asks the model itself, which refuses it"
-    )
+    with pytest.raises(ConfigError, match=r"lora\.dropout is 0\.1, which adapters on tensors"):
+        require_targets(LoraConfig(dropout=0.1), weights)
     # A file may hold what is no parameter: biases of a router that no gradient moves.
     everything = trained_by_part(Trainable(lora=None, vision=None), weights)
     assert everything.total() == pytest.approx(whole, rel=1e-4)
+
+
+# What the names of the weights decide, of `lora`.
+DECIDED = (
+    {},
+    {"target_modules": ["q_proj", "v_proj"]},
+    {"target_modules": ["q_proj", "o_proj"], "dropout": 0.1},
+    {"target_modules": ["q_proj"], "use_dora": True},
+    {"target_modules": ".*self_attn.*"},
+    {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]},
+    {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]},
+)
+# What only a built model decides.
+OPEN = (
+    {"target_modules": ["gate_proj"]},
+    {"target_modules": ["gate"]},
+    {"target_modules": ["lm_head"]},
+    {"target_modules": ["nosuch"]},
+    {"target_modules": "nosuch"},
+    {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_moe", "mixtral", "gpt_oss", pytest.param("deepseek_v3", marks=slow)],
+)
+def test_what_a_plan_knows_of_targets_in_a_mixture_holds_in_the_model(tmp_path, name):
+    AutoModelForCausalLM.from_pretrained(save_model(tmp_path, name))
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    for settings in (*DECIDED, *OPEN):
+        lora = LoraConfig(r=4, **settings)
+        require_targets(lora, weights)
+        is_open = may_lack_targets(lora, weights)
+        if name == "qwen3_moe":
+            assert is_open is (settings in OPEN), settings
+        if not is_open:
+            model = AutoModelForCausalLM.from_pretrained(tmp_path)
+            add_lora(model, lora, task_type="CAUSAL_LM", seed=0)
+    for experts in ({}, {"target_parameters": ["mlp.experts.down_proj"]}):
+        for refused in ({"dropout": 0.1}, {"use_dora": True}):
+            with pytest.raises(ConfigError, match="which adapters on tensors"):
+                require_targets(LoraConfig(**experts, **refused), weights)
 
 
 def trained_of(model: Any, settings: dict[str, Any]) -> Counter[str]:

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig, ModelConfig
 from kubetune.errors import ConfigError
-from kubetune.plan.linears import EMBEDDINGS, HEADS, is_target, stacks, targeted, unreached
+from kubetune.plan.linears import (
+    EMBEDDINGS,
+    HEADS,
+    ROUTER,
+    STACKED_AS,
+    adapted_stacks,
+    is_target,
+    linears,
+    names_of,
+    stacks,
+    targeted,
+    unreached,
+)
 from kubetune.plan.model_shapes import Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
@@ -138,8 +151,10 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
     """
     _require_whole_modules(lora, weights)
     targets = lora.target_modules
-    is_open = "quantization_config" in weights.config or any(True for _ in stacks(weights))
-    if is_open or not weights.stated:
+    if "quantization_config" in weights.config or not weights.stated:
+        return
+    if any(True for _ in stacks(weights)):
+        _require_plain_adapters(lora, weights)
         return
     _require_tensors(lora, weights)
     modules = []
@@ -154,6 +169,19 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
     else:
         named = [target for target in targets if not _may_be_tied(target)]
         problem = lacks_targets(named, modules)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def _require_plain_adapters(lora: LoraConfig, weights: Weights) -> None:
+    """Raise ConfigError for settings that adapters on experts cannot have, if experts of a mixture get some.
+
+    transformers stacks the experts of each of its decoders.
+    """
+    names = set()
+    for stack in adapted_stacks(lora, weights):
+        names.add(".".join(stack.name.split(".")[-2:]))
+    problem = refused_on_tensors(lora, sorted(names)) if names else None
     if problem is not None:
         raise ConfigError(problem)
 
@@ -298,11 +326,9 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     Only a built model tells then.
     """
     targets = lora.target_modules
-    has_experts = any(True for _ in stacks(weights))
-    # PEFT checks what it can do with experts on the built model.
-    if lora.target_parameters and (has_experts or _has_open_tensors(lora, weights)):
-        return True
-    if has_experts and (lora.dropout or lora.use_dora or targets != "all-linear"):
+    if any(True for _ in stacks(weights)):
+        return _is_open_in_mixture(lora, weights)
+    if lora.target_parameters and _has_open_tensors(lora, weights):
         return True
     if targets == "all-linear":
         return False
@@ -319,6 +345,51 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     if isinstance(targets, str):
         return not chosen
     return not all(_ends_one_of(modules, target) for target in targets)
+
+
+def _is_open_in_mixture(lora: LoraConfig, weights: Weights) -> bool:
+    """Return True if the names of a mixture's weights leave open whether LoRA can adapt what is named.
+
+    Example, of Qwen3-MoE: [q_proj, v_proj], [gate_proj, up_proj, down_proj] and `mlp.experts.down_proj` are decided. Not
+    so [gate_proj], of which one tensor holds the half, a router, a head, or a name that the files lack.
+    """
+    targets = lora.target_modules
+    is_plain = not (lora.dropout or lora.use_dora)
+    if "quantization_config" in weights.config or not weights.stated:
+        return bool(lora.target_parameters) or targets != "all-linear" or not is_plain
+    experts = [name for stack in stacks(weights) for name in names_of(stack)]
+    for target in lora.target_parameters:
+        if not any(is_target(name, (target,)) for name in experts):
+            return True
+    if targets == "all-linear":
+        return False
+
+    modules = [linear.name for linear in linears(weights, embeddings=True)]
+    chosen = targeted([*modules, *experts, "lm_head"], targets)
+    out_of_reach = unreached(weights.text_config.get("model_type"))
+    for name in chosen.difference(experts):
+        if _may_be_tied(name) or ROUTER.search(name) or out_of_reach.fullmatch(name):
+            return True
+        # PEFT takes some names of other layers for parts of the experts, and these for tensors.
+        if not is_plain and name.rpartition(".")[2] in STACKED_AS:
+            return True
+    if _halves(chosen.intersection(experts)):
+        return True
+    if isinstance(targets, str):
+        return not chosen
+    return not all(_ends_one_of(list(chosen), target) for target in targets)
+
+
+def _halves(names: AbstractSet[str]) -> set[str]:
+    """Return the names of experts' layers that share a tensor with another one, which is not among the names."""
+    alone = set()
+    for name in names:
+        parent, _, layer = name.rpartition(".")
+        for first, second in (("gate_proj", "up_proj"), ("w1", "w3")):
+            other = {first: second, second: first}.get(layer)
+            if other is not None and f"{parent}.{other}" not in names:
+                alone.add(name)
+    return alone
 
 
 def _has_open_tensors(lora: LoraConfig, weights: Weights) -> bool:

@@ -244,21 +244,22 @@ def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:
 
 def adapted_stacks(lora: LoraConfig, weights: Weights) -> Iterator[Stack]:
     """Yield the stacked experts that get adapters, by their names or the names of the layers that they hold."""
-    names_of = {stack: _names_of(stack) for stack in stacks(weights)}
-    chosen = targeted((name for names in names_of.values() for name in names), lora.target_modules)
-    for stack, names in names_of.items():
+    names_of_stacks = {stack: names_of(stack) for stack in stacks(weights)}
+    all_names = [name for names in names_of_stacks.values() for name in names]
+    chosen = targeted(all_names, lora.target_modules)
+    for stack, names in names_of_stacks.items():
         is_named = lora.target_parameters and is_target(stack.name, lora.target_parameters)
         if is_named or not chosen.isdisjoint(names):
             yield stack
 
 
-def _names_of(stack: Stack) -> list[str]:
-    """Return the names that choose a stack: of all experts, its own, or of the layer as it is in the files."""
-    names_in_files = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}
+def names_of(stack: Stack) -> list[str]:
+    """Return the names that choose a stack: of all experts, its own, or of its layers as they are in files."""
     parent, _, layer = stack.name.rpartition(".")
     names = [parent, stack.name]
-    for name in names_in_files.get(layer, ()):
-        names.append(f"{parent}.{name}")
+    for name, stacked in STACKED_AS.items():
+        if stacked == layer:
+            names.append(f"{parent}.{name}")
     return names
 
 
