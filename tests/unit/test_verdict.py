@@ -335,6 +335,22 @@ CASES = {
         "the installed transformers knows no model_type wobble9", OF_MODEL, by_init=True,
         make=lambda folder: copy_model(folder, model_type="wobble9") and None,
     ),
+    "a model that needs its own code": Case(
+        "model needs code from its repository: set model.trust_remote_code", OF_MODEL, by_init=True,
+        make=lambda folder: copy_model(folder, model_type="wobble9", auto_map={"AutoModelForCausalLM": "a.B"}) and None,
+    ),
+    "code of a hub's kernel": Case(
+        "its config.json has _attn_implementation: 'some/kernel', code from elsewhere", OF_MODEL,
+        make=lambda folder: copy_model(folder, _attn_implementation="some/kernel") and None,
+    ),
+    "heads that do not divide": Case(
+        "config.json has num_attention_heads 4 and num_key_value_heads 3", OF_MODEL,
+        make=lambda folder: copy_model(folder, num_attention_heads=4, num_key_value_heads=3) and None,
+    ),
+    "no layers": Case(
+        "its config.json has num_hidden_layers: 0; expected 1 to", OF_MODEL,
+        make=lambda folder: copy_model(folder, num_hidden_layers=0) and None,
+    ),
     "a teacher with fewer layers": Case(
         r"rewards\[0\]\.teacher: model .*: its weights have \d layers", TAUGHT, make=more_layers,
     ),

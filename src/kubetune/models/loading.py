@@ -40,7 +40,7 @@ from kubetune.models import base_shards, patches, quantization, weight_files
 from kubetune.models.adapters import saved
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.plan import model_shapes
-from kubetune.plan.base_model import Embeddings
+from kubetune.plan.base_model import Embeddings, require_plain_config, require_whole_groups
 from kubetune.plan.linears import UNQUANTISED, is_expert
 
 if TYPE_CHECKING:
@@ -294,31 +294,7 @@ def _require_plain(model: ModelConfig) -> None:
     if "config.json" not in files:
         return  # transformers says what is missing
     model_shapes.files_of(files["config.json"].parent)
-    facts = read_json(files["config.json"])
-
-    # Each layer is built before its weights are looked for, so a huge number would fill the memory.
-    layers = facts.get("num_hidden_layers")
-    if isinstance(layers, int) and not 0 < layers <= model_shapes.MOST_LAYERS:
-        raise errors.ModelError(
-            f"model {model.path}: its config.json has num_hidden_layers: {layers}; expected 1 to "
-            f"{model_shapes.MOST_LAYERS}; put the file back as it was published. Nothing was loaded."
-        )
-
-    # A path would lead out of the model's folder.
-    weights_file = facts.get("transformers_weights")
-    if weights_file is not None and "/" in str(weights_file).replace("\\", "/"):
-        raise errors.ModelError(
-            f"model {model.path}: its config.json has transformers_weights: {weights_file!r}; expected the name of a file "
-            "beside it. Nothing was loaded."
-        )
-
-    for key, value in _implementations(facts):
-        # transformers takes `owner/name` for a kernel of the hub, and runs it.
-        if not value.replace("_", "").isalnum():
-            raise errors.ModelError(
-                f"model {model.path}: its config.json has {key}: {value!r}, code from elsewhere; take that key "
-                "out of it, and choose with model.attention. Nothing was loaded."
-            )
+    require_plain_config(model.path, read_json(files["config.json"]))
 
 
 def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str, str | None]:
@@ -342,27 +318,6 @@ def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str,
             )
 
     return {} if code_from is None else {"code_revision": code_from.revision}
-
-
-def _implementations(facts: Any) -> Iterator[tuple[str, str]]:
-    """Yield key and value of every setting, at any depth of a config.json, that names how something is computed.
-
-    For example {"attn_implementation": {"text_config": "sdpa"}, "layers": {"_attn_implementation": "eager"}} both
-    "sdpa" and "eager".
-    """
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            if _chooses(key):
-                for name in value.values():
-                    if isinstance(name, str):
-                        yield key, name
-            yield from _implementations(value)
-        elif isinstance(value, str) and value and _chooses(key):
-            yield key, value
-
-
-def _chooses(key: str) -> bool:
-    return key.removesuffix("_internal").endswith("_implementation")
 
 
 def _require_shapes(
@@ -491,7 +446,9 @@ def check_rows(
     if model.trust_remote_code:
         return
     facts = config_of(model)
-    _require_whole_groups(facts.get_text_config(), model)
+    text = facts.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    require_whole_groups(model.path, heads, getattr(text, "num_key_value_heads", None))
 
     vocabulary = getattr(facts.get_text_config(), "vocab_size", None)
     if vocabulary:
@@ -532,20 +489,6 @@ def _require_known_ids(
         embeddings = Embeddings(vocabulary, model.path, model.tokenizer)
         problem = embeddings.say(rows.largest_id, token, holding)
         raise errors.ConfigError(f"{problem}. Nothing was trained")
-
-
-def _require_whole_groups(facts: Any, model: ModelConfig) -> None:
-    """Raise ConfigError unless each head of keys and values is shared by as many heads of queries as the others."""
-    heads = getattr(facts, "num_attention_heads", None)
-    shared = getattr(facts, "num_key_value_heads", None)
-    if not isinstance(heads, int) or not isinstance(shared, int) or heads <= 0:
-        return
-    if shared < 1 or heads % shared:
-        raise errors.ConfigError(
-            f"model {model.path}: config.json has num_attention_heads {heads} and num_key_value_heads {shared}; "
-            "expected the first to be a multiple of the second. Take the config.json that belongs to the weights. "
-            "Nothing was trained"
-        )
 
 
 def _stated_positions(facts: Any) -> float:

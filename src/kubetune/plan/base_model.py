@@ -7,14 +7,14 @@ after minutes of loading. Loading checks the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig, ModelConfig
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, ModelError
 from kubetune.plan.linears import (
     EMBEDDINGS,
     HEADS,
@@ -28,7 +28,7 @@ from kubetune.plan.linears import (
     targeted,
     unreached,
 )
-from kubetune.plan.model_shapes import Weights, read_config, read_weights
+from kubetune.plan.model_shapes import MOST_LAYERS, Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings)\.weight$")
@@ -142,6 +142,66 @@ def embeddings_of(model: ModelConfig, environ: Mapping[str, str]) -> Embeddings 
     if not isinstance(known, int) or not known:
         return None
     return Embeddings(known, model.path, model.tokenizer)
+
+
+def require_plain_config(model_path: str, facts: Mapping[str, Any]) -> None:
+    """Raise ModelError for a config.json with which code or weights would come from anywhere else, or fill the memory."""
+    # Each layer is built before its weights are looked for.
+    layers = facts.get("num_hidden_layers")
+    if isinstance(layers, int) and not 0 < layers <= MOST_LAYERS:
+        raise ModelError(
+            f"model {model_path}: its config.json has num_hidden_layers: {layers}; expected 1 to {MOST_LAYERS}; put the "
+            "file back as it was published. Nothing was loaded."
+        )
+
+    # A path would lead out of the model's folder.
+    weights_file = facts.get("transformers_weights")
+    if weights_file is not None and "/" in str(weights_file).replace("\\", "/"):
+        raise ModelError(
+            f"model {model_path}: its config.json has transformers_weights: {weights_file!r}; expected the name of a file "
+            "beside it. Nothing was loaded."
+        )
+
+    for key, value in _implementations(facts):
+        # transformers takes `owner/name` for a kernel of the hub, and runs it.
+        if not value.replace("_", "").isalnum():
+            raise ModelError(
+                f"model {model_path}: its config.json has {key}: {value!r}, code from elsewhere; take that key out of it, "
+                "and choose with model.attention. Nothing was loaded."
+            )
+
+
+def _implementations(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield key and value of every setting, at any depth of a config.json, that names how something is computed.
+
+    For example {"attn_implementation": {"text_config": "sdpa"}, "layers": {"_attn_implementation": "eager"}} both
+    "sdpa" and "eager".
+    """
+    for key, value in facts.items():
+        chooses = key.removesuffix("_internal").endswith("_implementation")
+        if isinstance(value, dict):
+            if chooses:
+                for name in value.values():
+                    if isinstance(name, str):
+                        yield key, name
+            yield from _implementations(value)
+        elif isinstance(value, str) and value and chooses:
+            yield key, value
+
+
+def require_whole_groups(model_path: str, heads: object, shared: object) -> None:
+    """Raise ConfigError unless each head of keys and values is shared by as many heads of queries as the others.
+
+    `heads` and `shared`: their numbers by config.json, which may say anything.
+    """
+    if not isinstance(heads, int) or not isinstance(shared, int) or heads <= 0:
+        return
+    if shared < 1 or heads % shared:
+        raise ConfigError(
+            f"model {model_path}: config.json has num_attention_heads {heads} and num_key_value_heads {shared}; expected "
+            "the first to be a multiple of the second. Take the config.json that belongs to the weights. Nothing was "
+            "trained"
+        )
 
 
 def require_targets(lora: LoraConfig, weights: Weights) -> None:

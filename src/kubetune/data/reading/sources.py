@@ -382,9 +382,15 @@ def require_hub_data(
             if not located.files and not Path(located.path).expanduser().is_dir():
                 of_hub.add(located.path)
 
+    problems = []
     for path in sorted(of_hub):
         require(f"{path}, a Hugging Face data set,", "datasets")
-        require_dataset(path, environ)
+        try:
+            require_dataset(path, environ)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError(problems)
 
 
 def no_records(key: str, sources: Sequence[SourceConfig]) -> DataError:

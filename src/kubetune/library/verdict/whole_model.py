@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from kubetune.base.humanize import counted
 from kubetune.data.reading.hub import offline
 from kubetune.errors import ModelError
+from kubetune.plan.base_model import require_plain_config, require_whole_groups
 from kubetune.plan.model_shapes import (
     Weights,
     files_of,
@@ -42,10 +44,16 @@ def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool
         if problem:
             raise ModelError(f"model {path}: {file.name} {problem}; download it again")
     facts = read_config(path, environ)
+    if facts is not None:
+        require_plain_config(path, facts)
     if has_code:
         return
     if facts is not None:
-        _require_known(path, str(facts.get("model_type", "")))
+        _require_known(path, facts)
+        text = facts.get("text_config")
+        sizes = text if isinstance(text, dict) else facts
+        heads = sizes.get("num_attention_heads")
+        require_whole_groups(path, heads, sizes.get("num_key_value_heads"))
     weights = read_weights(path, environ)
     if weights is not None and weights.stated:
         _require_sizes(path, weights)
@@ -62,10 +70,16 @@ def _require_shards(path: str, folder: Path) -> None:
         )
 
 
-def _require_known(path: str, model_type: str) -> None:
+def _require_known(path: str, facts: Mapping[str, Any]) -> None:
     """Raise ModelError for a kind of model that the installed transformers does not know."""
     known = _text_of_known_types()
+    model_type = str(facts.get("model_type", ""))
     if model_type and known and f'"{model_type}"' not in known:
+        if facts.get("auto_map"):
+            raise ModelError(
+                f"model {path} needs code from its repository: set model.trust_remote_code and pin model.revision to a "
+                "commit you have read"
+            )
         raise ModelError(
             f"model {path}: the installed transformers knows no model_type {model_type}; install a newer one "
             "(`pip install -U transformers`), or take another model"
