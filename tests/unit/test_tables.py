@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 
 from kubetune.cli.tables import table
+from kubetune.rundir import metrics
+from tests.run.test_report_long import write_run
 
 HEAD = ("RUN", "STATE", "WHY")
 ROWS = [
@@ -60,3 +64,38 @@ def test_only_a_terminal_has_a_width() -> None:
         lines = terminal.read(4096).decode().splitlines()
     assert max(map(len, lines)) <= 40
     assert lines[-2:] == [f"w         {'z ' * 15}".rstrip(), f"          {'z ' * 15}".rstrip()]
+
+
+def on_terminal(columns: int, *words: str) -> list[str]:
+    """Return the lines that a command prints on a terminal of this width."""
+    environ = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"}
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", 0) as terminal:
+        command = [sys.executable, "-m", "kubetune", *words]
+        subprocess.run(command, env=environ, stdout=theirs, stderr=theirs, check=False)
+        os.close(theirs)
+        return terminal.read(1 << 16).decode().splitlines()
+
+
+def test_runs_keep_evaluation_task_and_a_cut_reason_at_100_columns(tmp_path: Path) -> None:
+    for name in ("a-run-with-a-name", "other"):
+        run_dir = write_run(tmp_path / name, 60)
+        with (run_dir / metrics.METRICS).open("a") as lines:
+            lines.write('{"step": 60, "epoch": 0.06, "eval_loss": 0.0726}\n')
+    reason = "rank 0 ran out of memory (CUDA) in the backward pass of a step of eight rows"
+    ended = {"code": 3, "reason": reason, "step": 60, "error": "EnvironmentFault"}
+    (tmp_path / "other" / "exit.json").write_text(json.dumps(ended))
+    head, *rows = on_terminal(100, "runs", str(tmp_path))
+    assert {"EVALUATION", "TASK", "WHY"} <= set(head.split())
+    assert max(map(len, (head, *rows))) <= 100
+    assert any("rank 0 ran out" in row and row.endswith("…") for row in rows)
+    assert rows[-1] == "reasons are cut; --failed and --state have them whole"
+    whole = on_terminal(100, "runs", str(tmp_path), "--failed")
+    assert "…" not in "".join(whole)
+    # A terminal breaks no word of an error either.
+    lines = on_terminal(60, "runs", "nowhere-to-be-found", "--sort", "started")
+    assert len(lines) > 1
+    assert " ".join(lines).startswith(
+        "kubetune: nowhere-to-be-found: no such folder; give the one that"
+    )
+    assert max(map(len, lines)) <= 60

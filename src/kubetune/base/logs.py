@@ -27,7 +27,7 @@ from urllib.parse import quote, quote_plus
 
 from kubetune.base.humanize import visible
 from kubetune.base.secrets import TOKEN
-from kubetune.base.terminal import CLEAR, RED, YELLOW, coloured
+from kubetune.base.terminal import CLEAR, RED, YELLOW, coloured, folded
 
 # Of lines that a brief console shows too: above INFO, which all other lines have, and below WARNING.
 NOTICE: Final = 25
@@ -121,8 +121,6 @@ class _BriefLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = record.getMessage()
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
         if record.levelno >= logging.WARNING:
             # A library is named, since its words are not ours.
             library = ""
@@ -130,7 +128,9 @@ class _BriefLines(logging.Formatter):
                 library = f" of {record.name.partition('.')[0]}"
             kind = "error" if record.levelno >= logging.ERROR else "warning"
             line = f"{kind}{library}: {line}"
-        line = visible(scrub(line))
+        line = folded(visible(scrub(line)), sys.stdout)
+        if record.exc_info:
+            line += "\n" + visible(scrub(self.formatException(record.exc_info)))
         if record.levelno >= logging.ERROR:
             return coloured(line, RED)
         if record.levelno >= logging.WARNING:

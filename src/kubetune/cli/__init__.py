@@ -173,7 +173,9 @@ def _restore_signal_handlers() -> None:
 def _explained(error: errors.KubetuneError) -> int:
     """Print an error and return its exit code, which is all that is left where standard error is closed."""
     with contextlib.suppress(OSError):
-        print(visible(scrub(f"kubetune: {error}")), file=sys.stderr)
+        from kubetune.base.terminal import folded
+
+        print(folded(visible(scrub(f"kubetune: {error}")), sys.stderr), file=sys.stderr)
     return error.exit_code
 
 

@@ -35,9 +35,12 @@ def next_steps(run_dir: Path, task: str) -> str:
 
 
 def next_commands(verbs: Sequence[str], run_name: object) -> str:
-    """Return command lines about one run, folder or file, in one line."""
+    """Return command lines about one run, folder or file: in one line, or below each other on a narrow terminal."""
     commands = [f"{program()} {verb} {shell_word(run_name)}" for verb in verbs]
-    return f"Next: {' · '.join(commands)}"
+    line = f"Next: {' · '.join(commands)}"
+    if sys.stdout.isatty() and len(line) > shutil.get_terminal_size().columns:
+        return "Next: " + "\n      ".join(commands)
+    return line
 
 
 def _shortest(path: Path) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
-from kubetune.base.terminal import BOLD, RED, YELLOW, coloured
+from kubetune.base.terminal import BOLD, RED, YELLOW, coloured, fold
 
 # Characters of a cell that continues below itself, at least.
 NARROWEST = 8
@@ -62,7 +60,7 @@ def table(
         #                                         bot
         folded = []
         for column, cell in enumerate(line):
-            folded.append(_fold(cell, widths[column]))
+            folded.append(fold(cell, widths[column]))
         if len(line) < len(head):
             # The sentence at the end of a short row stays in one line.
             folded[-1] = line[-1:]
@@ -137,7 +135,7 @@ def print_fact(label: str, text: str, width: int, colour: int = BOLD) -> None:
     lines = [text]
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns - width - 1
-        lines = _fold(text, max(columns, NARROWEST), breaks=False)
+        lines = fold(text, max(columns, NARROWEST), breaks=False)
     of_text = _SEVERITIES.get(text.partition(":")[0])
     for name, line in zip_longest([label], lines, fillvalue=""):
         first = visible(scrub(f"{name:<{width}}"))
@@ -145,17 +143,3 @@ def print_fact(label: str, text: str, width: int, colour: int = BOLD) -> None:
         if of_text is not None:
             second = coloured(second, of_text)
         print(f"{coloured(first, colour)} {second}")
-
-
-class _Wrapper(textwrap.TextWrapper):
-    """Breaks lines at spaces, within paths after a slash, and within keys after a dot."""
-
-    # textwrap's name of what divides a text where hyphens do not. It leaves out the empty parts.
-    wordsep_simple_re = re.compile(r"(\s+)|(?<=/)(?=[^/\s])|(?<=[a-z]\.)(?=[a-z])")
-
-
-def _fold(text: str, width: int, *, breaks: bool = True) -> list[str]:
-    """Return a text in lines, at least one. Without `breaks`, a word that is too long stays whole, to be copied."""
-    if len(text) <= width:
-        return [text]
-    return _Wrapper(width, break_on_hyphens=False, break_long_words=breaks).wrap(text)

@@ -1,4 +1,4 @@
-"""What a terminal shows beside plain lines: colours, a progress bar. Read `progress_bar` first.
+"""What a terminal shows beside plain lines: colours, a progress bar, lines that end at a space. Read `progress_bar` first.
 
 Not for log lines (logs), nor for tables (cli/tables): a pipe has those too.
 """
@@ -6,8 +6,11 @@ Not for log lines (logs), nor for tables (cli/tables): a pipe has those too.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
-from typing import Final
+import textwrap
+from typing import Final, TextIO
 
 # Names this start's wish to see every log line on the terminal (`kubetune train -v`), for the processes of a run.
 VERBOSE: Final = "KUBETUNE_VERBOSE"
@@ -47,3 +50,28 @@ def is_brief(level: str = "INFO") -> bool:
     `level`: the setting `logging.level`. Who sets DEBUG wants every line.
     """
     return level != "DEBUG" and not os.environ.get(VERBOSE) and moves_cursor()
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines at spaces, within paths after a slash, and within keys after a dot."""
+
+    # textwrap's name of what divides a text where hyphens do not. It leaves out the empty parts.
+    wordsep_simple_re = re.compile(r"(\s+)|(?<=/)(?=[^/\s])|(?<=[a-z]\.)(?=[a-z])")
+
+
+def fold(text: str, width: int, *, breaks: bool = True) -> list[str]:
+    """Return a text in lines, at least one. Without `breaks`, a word that is too long stays whole, to be copied."""
+    if len(text) <= width:
+        return [text]
+    return _Wrapper(width, break_on_hyphens=False, break_long_words=breaks).wrap(text)
+
+
+def folded(text: str, stream: TextIO) -> str:
+    """Return a text as a terminal shows it without breaking a word; as it is if the stream is no terminal."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    lines = []
+    for line in text.split("\n"):
+        lines += fold(line, width, breaks=False)
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kubetune.base.humanize import ago, sparkline, visible
 from kubetune.base.logs import scrub
-from kubetune.base.terminal import BLUE, GREEN, PURPLE, RED, YELLOW, coloured
+from kubetune.base.terminal import BLUE, GREEN, PURPLE, RED, YELLOW, coloured, folded
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import GAP, NARROWEST_SENTENCE, print_table, table
 from kubetune.config.metric_names import main_metric
@@ -31,6 +31,7 @@ _HEAD = (
 _LEAST_FIRST = ("METHOD", "MODEL", "LOSS", "STARTED", _CURVE, "TASK", "EVALUATION", "WHY")
 # Characters that a column is counted with at most: what is longer continues below itself.
 _WIDEST = {"RUN": NARROWEST_SENTENCE, "TASK": 12, "WHY": NARROWEST_SENTENCE}
+_REASON = 20  # characters of a reason that is cut, at least
 # By state.
 _COLOURS = {
     "done": GREEN,
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> Answer:
 
     def show() -> None:
         if runs:
-            _print(runs)
+            _print(runs, cuts_reasons=not args.state)
             return
         chosen = ""
         if args.filter or args.state:
@@ -106,8 +107,11 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(runs, show)
 
 
-def _print(runs: Sequence[dict[str, Any]]) -> None:
-    """Print the runs: to a pipe all columns, on a terminal those that fit beside each other, with colour."""
+def _print(runs: Sequence[dict[str, Any]], *, cuts_reasons: bool) -> None:
+    """Print the runs: to a pipe all columns, on a terminal those that fit beside each other, with colour.
+
+    `cuts_reasons`: a reason takes no line of its own on a terminal, since runs of all states are looked through.
+    """
     if not sys.stdout.isatty():
         print_table(_HEAD, [_row(run_facts) for run_facts in runs])
         return
@@ -124,6 +128,26 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
     if not any(cells["WHY"] for cells in rows):
         head.remove("WHY")
     width = shutil.get_terminal_size().columns
+    cuts_reasons = cuts_reasons and "WHY" in head
+    spare = 0
+    if cuts_reasons:
+        spare = max(0, _width(rows, "WHY") - len(GAP) - _REASON)
+    left_out = _leave_out(head, rows, width + spare)
+    notes = []
+    if left_out:
+        notes.append(f"left out at this width: {', '.join(left_out)}; a pipe and --json have them")
+    if cuts_reasons and _cut_reasons(head, rows, width):
+        notes.append("reasons are cut; --failed and --state have them whole")
+
+    lines = table(head, [[cells[name] for name in head] for cells in rows], width, "WHY", "RUN")
+    for line in lines:
+        print(_coloured(visible(scrub(line))))
+    for note in notes:
+        print(folded(note, sys.stdout))
+
+
+def _leave_out(head: list[str], rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    """Take columns out of the head, the least needed first, until the rest fits. Return them."""
     left_out = []
     for name in _LEAST_FIRST:
         if sum(_width(rows, column) for column in head) - len(GAP) <= width:
@@ -131,12 +155,20 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
         if name in head:
             head.remove(name)
             left_out.append(name)
+    return left_out
 
-    lines = table(head, [[cells[name] for name in head] for cells in rows], width, "WHY", "RUN")
-    for line in lines:
-        print(_coloured(visible(scrub(line))))
-    if left_out:
-        print(f"left out at this width: {', '.join(left_out)}; a pipe and --json have them")
+
+def _cut_reasons(head: Sequence[str], rows: Sequence[dict[str, str]], width: int) -> bool:
+    """Cut reasons that are longer than the room beside the other columns. Return whether any was."""
+    if "WHY" not in head:
+        return False
+    room = max(_REASON, width - sum(_width(rows, name) for name in head if name != "WHY"))
+    is_cut = False
+    for cells in rows:
+        if len(cells["WHY"]) > room:
+            cells["WHY"] = f"{cells['WHY'][: room - 1].rstrip()}…"
+            is_cut = True
+    return is_cut
 
 
 def _width(rows: Sequence[Mapping[str, str]], name: str) -> int:
