@@ -63,6 +63,7 @@ def test_a_teacher_that_is_asked_once_has_hours_of_its_own() -> None:
     assert any(
         text.startswith("asking the teacher about every answer adds about 21 s") for text in texts
     )
+    assert "at most 31 MiB, beside the prepared data and in the memory" in " ".join(texts)
     assert costs(*planned()).reference_hours is None
 
 

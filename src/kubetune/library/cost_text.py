@@ -31,6 +31,8 @@ def lines(
     yield from _time_lines(config.task, config.evaluation, config.compute.price_per_gpu_hour, costs)
     if config.has_served_teacher:
         yield "teacher", _teacher(config)
+    if config.task == "distill" and config.distill.keeps_teacher and plan.tokens_per_epoch:
+        yield "teacher's numbers", _kept_numbers(config.distill.top_k, plan.tokens_per_epoch)
     if costs.drawing is not None:
         drawer = _drawer(config, costs.drawing, costs.cache_bytes)
         yield from drawing_lines(config.drawing, costs.drawing, drawer, costs.drawing_hours)
@@ -145,6 +147,13 @@ def _teacher(config: Config) -> str:
     if distill.keeps_teacher:
         return f"{text} once, before the first step"
     return f"{text} at each step"
+
+
+def _kept_numbers(top_k: int, tokens: int) -> str:
+    """Return what is kept of a teacher that is asked once about as many tokens, of which all may be labels."""
+    # Ids and log-probabilities, and that of all others, of 4 bytes each.
+    most = size(4 * (2 * top_k + 1) * tokens)
+    return f"at most {most}, beside the prepared data and in the memory of each process, which is not counted"
 
 
 def _servers(config: Config, urls: Sequence[str]) -> int:

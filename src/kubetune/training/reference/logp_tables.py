@@ -9,7 +9,6 @@ A teacher's tables are wider, with a line for each label in place of each row.
 
 from __future__ import annotations
 
-import io
 import uuid
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -70,9 +69,9 @@ def write_part(parts: Path, units: Sequence[UnitAnswers]) -> None:
 
 def write_tables(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a file, whole or not at all."""
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    files.write_atomic(path, content.getvalue())
+    # Not by way of bytes in memory: a teacher's tables have gigabytes.
+    with files.written_whole(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _load(path: Path) -> Tables:
