@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import torch
 from peft import PeftModel
+from peft.utils.other import AuxiliaryTrainingWrapper
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from kubetune.cli import main
@@ -26,6 +27,7 @@ from kubetune.result.inference import proof_answers
 from kubetune.result.publishing.exporting import export_run
 from kubetune.result.served.known_model import known_model
 from kubetune.result.served.watch import Watched, watch
+from kubetune.rundir import metrics
 from kubetune.supervisor.observers import prometheus
 from tests import toy
 from tests.architectures import save_model
@@ -78,7 +80,9 @@ def conversation(number: int) -> dict[str, Any]:
     return record
 
 
-def chat_run(inputs: Path, family: str = "llama", **sizes: Any) -> Path:
+def chat_run(
+    inputs: Path, family: str = "llama", lora: dict[str, Any] | None = None, **sizes: Any
+) -> Path:
     """Return a run of LoRA on conversations, with an export of its adapter and one of its merged weights."""
     save_model(inputs / "model", family, **sizes)
     settings = inputs / "model" / "tokenizer_config.json"
@@ -88,7 +92,10 @@ def chat_run(inputs: Path, family: str = "llama", **sizes: Any) -> Path:
     (inputs / "chat.jsonl").write_text("\n".join(lines))
     data = {"train": str(inputs / "chat.jsonl"), "eval": 0.2, "max_length": 512}
     training = {**ONE_EPOCH, "learning_rate": 3e-2}
-    run_dir = toy.finished(inputs / "bot", toy.make_config(inputs, training, name="bot", data=data))
+    sections = {"data": data, "lora": lora or {"r": 4}}
+    run_dir = toy.finished(
+        inputs / "bot", toy.make_config(inputs, training, name="bot", **sections)
+    )
     export_run(run_dir, tell=lambda _: None)
     export_run(run_dir, wanted=WantedExport(merged=True), tell=lambda _: None)
     return run_dir
@@ -623,3 +630,33 @@ def test_a_model_that_sees_is_compared_by_its_texts(tmp_path: Path) -> None:
         assert states["images"] == "unknown"
         server.model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval()
         assert "those of the base" in str(check_server(run_dir, url, timeout=60).reason_against)
+
+
+def test_embeddings_that_a_server_passes_over_are_named(tmp_path: Path) -> None:
+    lora = {"r": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens"]}
+    run_dir = chat_run(tmp_path, lora=lora)
+    server = right(run_dir)
+    with served(server) as url:
+        assert check_server(run_dir, url, timeout=60).is_proved
+        for module in server.model.modules():
+            if isinstance(module, AuxiliaryTrainingWrapper):
+                module.enable_adapters(False)
+        reason = str(check_server(run_dir, url, timeout=60).reason_against)
+    assert "passes over the adapter on embeddings" in reason
+
+
+def test_without_a_run_the_newest_is_asked_about(
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "--check", "http://127.0.0.1:1"]) == 2
+    assert "last: there is no run below outputs" in capsys.readouterr().err
+    newest = tmp_path / "outputs" / "bot"
+    shutil.copytree(run_dir, newest, symlinks=True)
+    metrics.record_event(newest, "launch")
+    with served(right(run_dir)) as url:
+        assert main(["serve", "--check", url]) == 0
+    assert "last: outputs/bot" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from kubetune.cli.json_answers import add_json
+from kubetune.cli.last_run import LAST
 from kubetune.cli.remote.render import MARK, write_folder
 from kubetune.cli.result import serve_check
 from kubetune.errors import OK, ConfigError
@@ -47,9 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     parser.add_argument(
         "targets",
-        nargs="+",
+        nargs="*",
+        default=[LAST],
         metavar="[NAME=]RUN_DIR|ORG/NAME|oci://…|/PATH",
-        help="what to serve; several adapters on one base",
+        help="what to serve; several adapters on one base; left out: the newest run",
     )
     by = parser.add_mutually_exclusive_group(required=True)
     by.add_argument(

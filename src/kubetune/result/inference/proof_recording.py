@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from kubetune.batching.batch import Batch
@@ -23,6 +24,8 @@ from kubetune.tasks.task import Task
 
 if TYPE_CHECKING:
     from kubetune.result.inference.proof_answers import LogProbabilities
+
+    Adapted = BaseTunerLayer | AuxiliaryTrainingWrapper
 
 
 def record(result: Result, model: Any, rows: Sequence[Batch], dtype: str) -> None:
@@ -111,17 +114,17 @@ def _log_probabilities(task: Task, model: Any, batches: Sequence[Batch]) -> LogP
     return proof_answers.joined(rows)
 
 
-def _adapted(model: nn.Module) -> dict[str, list[BaseTunerLayer]]:
-    """Return the layers that have an adapter by the part of the model that they are in."""
-    parts: dict[str, list[BaseTunerLayer]] = {}
+def _adapted(model: nn.Module) -> dict[str, list[Adapted]]:
+    """Return the layers that have an adapter, or are trained whole beside it, by the part of the model that they are in."""
+    parts: dict[str, list[Adapted]] = {}
     for name, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer):
+        if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
             parts.setdefault(part_of(f"{name}.weight"), []).append(module)
     return parts
 
 
 @contextmanager
-def _switched_off(layers: Sequence[BaseTunerLayer]) -> Iterator[None]:
+def _switched_off(layers: Sequence[Adapted]) -> Iterator[None]:
     """Take the adapters of these layers away within it."""
     for layer in layers:
         layer.enable_adapters(False)
