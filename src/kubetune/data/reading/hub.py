@@ -290,13 +290,19 @@ def require_dataset(path: str, environ: Mapping[str, str]) -> None:
     away = "" if offline(environ) else unresolved_host()
     if offline(environ) or away:
         raise DataError(_not_here("dataset", path, f": {away}" if away else ""))
-    from huggingface_hub import HfApi
-
     try:
-        with explained_hub_errors(path, kind="dataset"):
-            HfApi(token=hub_token()).dataset_info(path)
+        _ask_for_dataset(path)
     except (EnvironmentFault, ModelError) as error:
         raise DataError(str(error)) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _ask_for_dataset(path: str) -> None:
+    """Raise EnvironmentFault or ModelError if the hub does not give a data set. A form asks with every letter."""
+    from huggingface_hub import HfApi
+
+    with explained_hub_errors(path, kind="dataset"):
+        HfApi(token=hub_token()).dataset_info(path)
 
 
 def _has_dataset(path: str, environ: Mapping[str, str]) -> bool:
