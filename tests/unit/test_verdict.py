@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ruamel.yaml import YAML
 from safetensors.torch import load_file, save_file
 
@@ -128,6 +129,18 @@ def lose_shard(folder: Path) -> None:
         }
     }
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def add_experts(folder: Path) -> None:
+    """Make a mixture of the demo's model, by the names of its weights."""
+    experts = torch.zeros(2, 4, 4)
+    tensors = {
+        f"model.layers.0.mlp.experts.{name}": experts for name in ("down_proj", "gate_up_proj")
+    }
+    save_file(
+        {name: tensor.clone() for name, tensor in tensors.items()},
+        copy_model(folder) / "model-experts.safetensors",
+    )
 
 
 def put_pointer(folder: Path) -> None:
@@ -375,6 +388,14 @@ CASES = {
     "a target that is not there": Case(
         "this model has no module named vproj; did you mean v_proj?", {"lora.target_modules": ["q_proj", "vproj"]},
     ),
+    "experts that servers do not know": Case(
+        "grpo.servers: the adapter is on experts that lie in one tensor",
+        {
+            **REWARD, "rewards": [{"name": "length", "settings": {"max_tokens": 9}}],
+            **OF_MODEL, "grpo": {"servers": "http://127.0.0.1:9"},
+        },
+        data=PROMPTS, make=add_experts,
+    ),
     "a module to train whole that is not there": Case(
         "lora.modules_to_save: this model has no module named embed_tokns; did you mean embed_tokens?",
         {"lora.modules_to_save": ["norm", "embed_tokns"]},
@@ -608,6 +629,17 @@ def test_several_problems_are_said_at_once(
         said = verb(capsys, *words)
         for problem in ("no module named qproj", "tracking.wandb: ", "would be left out"):
             said.require(words[0], problem)
+
+
+def test_a_compiler_that_is_asked_for_has_to_be_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Case("", {"training.compile": True}), tmp_path)
+    config = load_config(Path("run.yaml"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [problem] = problems_of(config, {}, here=True)
+    assert "training.compile is true, but there is no C++ compiler" in str(problem)
 
 
 def test_agents_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

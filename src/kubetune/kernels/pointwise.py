@@ -6,9 +6,6 @@ function is looked up at call time in the `Kernels` of a run, which puts its com
 
 from __future__ import annotations
 
-import os
-import shutil
-import sysconfig
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,6 +18,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.kernels.compiling import CompilingStopped, compiling
 from kubetune.plan import memory
+from kubetune.plan.devices import missing_compiler
 
 
 def rms_norm_forward(
@@ -218,16 +216,7 @@ class Kernels:
 
 def can_compile(device: torch.device) -> str | None:
     """Return None if torch.compile can work here, else what is missing."""
-    if device.type == "cuda":
-        # Triton compiles its binding to the driver on first use; container images often come without a compiler.
-        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-            return "there is no C compiler (gcc)"
-        if not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
-            return "there are no headers of Python (Python.h; Debian: python3-dev)"
-        return None
-    if not (shutil.which("g++") or shutil.which("clang++")):
-        return "there is no C++ compiler (g++)"
-    return None
+    return missing_compiler(device.type)
 
 
 class _Untried:

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.config.schema import TrainingConfig
 from kubetune.data.text.class_labels import Labels
@@ -33,6 +32,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.mixtures import routing
 from kubetune.models.padding_free import RECOMPUTING, language_model, recomputable_layers, unwrap
 from kubetune.plan.activations import is_worth_compiling
+from kubetune.plan.devices import require_compiler
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.rank_work import RankWork
@@ -156,11 +156,7 @@ def wants_compile(
         return pays and missing is None
 
     # Asked for by name, so it is no warning.
-    if setting and missing is not None:
-        raise errors.ConfigError(
-            f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
-        )
-
+    require_compiler(setting, device.type)
     return bool(setting)
 
 

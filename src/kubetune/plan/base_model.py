@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig, ModelConfig
@@ -30,6 +30,11 @@ from kubetune.plan.linears import (
 )
 from kubetune.plan.model_shapes import MOST_LAYERS, Weights, read_config, read_weights
 
+# An adapter that vLLM accepts but silently ignores.
+UNKNOWN_TO_SERVERS: Final = (
+    "grpo.servers: the adapter is on experts that lie in one tensor, which servers are not told; name other modules in "
+    "lora.target_modules, or leave the servers out"
+)
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings)\.weight$")
 # Decoders that look positions up in a table that ends, by their model_type.

@@ -1,10 +1,15 @@
-"""The device of a rank, as a plan sees it: its name, and how much memory it has."""
+"""The device of a rank, as a plan sees it: its name, how much memory it has, and what compiles for it."""
 
 from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
 
 from kubetune.base.gpus import gpu_use
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.config.schema.quantities import quantity_bytes
+from kubetune.errors import ConfigError
 from kubetune.plan.forecast import MIB
 from kubetune.plan.plan import Plan
 
@@ -40,3 +45,26 @@ def gpu_bytes(compute: ComputeConfig) -> int | None:
         if gpu.get("memory_total_mib"):
             sizes.append(int(gpu["memory_total_mib"]) * MIB)
     return min(sizes, default=None)
+
+
+def missing_compiler(device: str) -> str | None:
+    """Return None if torch.compile can work here on a kind of device, `cuda` or `cpu`, else what is missing."""
+    if device == "cuda":
+        # Triton compiles its binding to the driver on first use; container images often come without a compiler.
+        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+            return "there is no C compiler (gcc)"
+        if not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
+            return "there are no headers of Python (Python.h; Debian: python3-dev)"
+        return None
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        return "there is no C++ compiler (g++)"
+    return None
+
+
+def require_compiler(setting: bool | str, device: str) -> None:
+    """Raise ConfigError if `training.compile` asks by name for a compiler that is missing here."""
+    missing = missing_compiler(device) if setting and setting != "auto" else None
+    if missing is not None:
+        raise ConfigError(
+            f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
+        )

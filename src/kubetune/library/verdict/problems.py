@@ -25,11 +25,13 @@ from kubetune.library.verdict.places import (
 )
 from kubetune.library.verdict.trained_parts import (
     require_experts,
+    require_known_to_servers,
     require_targets_in_doubt,
     require_training,
 )
 from kubetune.library.verdict.whole_model import require_whole_model
 from kubetune.plan.base_model import require_kind
+from kubetune.plan.devices import require_compiler
 from kubetune.plan.plan import make_plan
 
 _WRITTEN = " Nothing was written."
@@ -40,7 +42,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
 
     `here`: the run is to be on this machine, so that its model, its extras and its keys have to be here too.
     """
-    checks: list[Callable[[], object]] = []
+    checks: list[Callable[[], None]] = []
     if here:
         checks += [
             partial(require_model, config.model, environ),
@@ -50,8 +52,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_checkpoint, config),
             partial(require_token, config.push),
             partial(require_hub_data, config.sources, environ),
-            # The batches of a step, whose arithmetic needs no rows.
-            partial(make_plan, config, gpus=visible_gpus(environ)),
+            partial(_require_plan, config, environ),
         ]
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.
@@ -70,6 +71,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         partial(require_report_place, config.logging.report_json),
         partial(require_experts, config.training, config.model.path, environ),
         partial(require_training, config, environ),
+        partial(require_known_to_servers, config, environ),
     ]
     if not here and config.kubernetes is not None:
         checks.append(partial(_require_pods, config))
@@ -106,6 +108,12 @@ def sentences(problems: Iterable[KubetuneError | str]) -> list[str]:
         for text in texts:
             lines.setdefault(text.removesuffix(_WRITTEN).rstrip("."))
     return list(lines)
+
+
+def _require_plan(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for batches that cannot be, whose arithmetic needs no rows, and for a compiler that is missing."""
+    plan = make_plan(config, gpus=visible_gpus(environ))
+    require_compiler(config.training.compile, plan.device)
 
 
 def _require_pods(config: Config) -> None:

@@ -8,8 +8,8 @@ from kubetune.config.schema import Config, LoraConfig, TrainingConfig
 from kubetune.config.schema.model import ModelConfig, VisionConfig
 from kubetune.errors import ConfigError
 from kubetune.library.verdict.built_targets import require_targets_elsewhere
-from kubetune.plan.base_model import may_lack_targets, require_targets
-from kubetune.plan.linears import Trainable, part_of, trained_by_part
+from kubetune.plan.base_model import UNKNOWN_TO_SERVERS, may_lack_targets, require_targets
+from kubetune.plan.linears import Trainable, adapted_stacks, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
 
 
@@ -56,6 +56,16 @@ def require_targets_in_doubt(
         return
     if may_lack_targets(lora, weights):
         require_targets_elsewhere(lora, model, task_name, vision, weights)
+
+
+def require_known_to_servers(config: Config, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for adapters on experts, if servers draw the answers."""
+    weights = read_weights(config.model.path, environ)
+    lora = config.lora
+    if config.grpo.servers is None or lora is None or weights is None:
+        return
+    if any(True for _ in adapted_stacks(lora, weights)):
+        raise ConfigError(UNKNOWN_TO_SERVERS)
 
 
 def require_training(config: Config, environ: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.data.text.tokenizer_files import read_json
+from kubetune.plan.base_model import UNKNOWN_TO_SERVERS
 from kubetune.training.rollouts.drawer import Drawer
 from kubetune.training.rollouts.servers.adapters import AdapterFiles
 from kubetune.training.rollouts.servers.requests import Asking
@@ -79,10 +80,7 @@ def _require_known_to_servers(learner: Learner, tokenizer: Tokenizer) -> None:
     model: Any = learner.model
     adapter = model.peft_config[model.active_adapter]
     if getattr(adapter, "target_parameters", None):
-        raise errors.ConfigError(
-            "grpo.servers: the adapter is on experts that lie in one tensor, which servers are not told; name other "
-            "modules in lora.target_modules, or leave the servers out"
-        )
+        raise errors.ConfigError(UNKNOWN_TO_SERVERS)
     described = read_json(tokenizer.files.get("config.json"))
     names_language_model = any("language_model" in name for name, _ in model.named_parameters())
     if "text_config" in described and not names_language_model:
