@@ -38,8 +38,7 @@ def test_accumulation_follows_from_the_global_batch() -> None:
             32,
         )  # the last step has the 8 samples that are left
         assert (
-            plan.batch_line()
-            == f"effective batch 32 = batch × accumulation × world = 1 × {accumulation} × {gpus}"
+            plan.batch_text() == f"32 = batch × accumulation × world = 1 × {accumulation} × {gpus}"
         )
 
 
@@ -62,8 +61,8 @@ def test_packed_rows_are_counted_as_tools_do_that_pack_before_they_batch() -> No
     plan = make_plan(config(training=PACKED, data={"max_length": 4096}), 1000, tokens=200_000)
     assert (plan.global_batch_tokens, plan.steps_per_epoch, plan.accumulation) == (32_768, 7, 4)
     assert (plan.global_batch_size, plan.tokens_per_step) == (143, 28_571)
-    assert plan.batch_line() == (
-        "effective batch about 28,571 tokens, 143 samples; about 4 micro-batches of at most 8,192 tokens on each of "
+    assert plan.batch_text() == (
+        "about 28,571 tokens, 143 samples; about 4 micro-batches of at most 8,192 tokens on each of "
         "1 process"
     )
     assert (
@@ -81,8 +80,8 @@ def test_a_step_of_so_many_tokens_stays_the_same_on_more_processes() -> None:
     assert [plan.accumulation for plan in plans] == [19, 10, 5]
     unread = make_plan(asked)
     assert (unread.steps_per_epoch, unread.num_steps, unread.global_batch_size) == (0, 0, 0)
-    assert unread.batch_line() == (
-        "effective batch about 10,000 tokens; at most 20 micro-batches of at most 512 tokens on each of 1 process"
+    assert unread.batch_text() == (
+        "about 10,000 tokens; at most 20 micro-batches of at most 512 tokens on each of 1 process"
     )
     # Rows longer than a step: each is a step of its own.
     assert make_plan(asked, 3, tokens=95_000).steps_per_epoch == 3
@@ -93,11 +92,11 @@ def test_short_rows_need_fewer_micro_batches_than_full_ones() -> None:
     asked = config(training={"global_batch_size": 32})
     plan = make_plan(asked, 320, tokens=320 * 60)
     assert (plan.accumulation, plan.tokens_per_step, plan.may_accumulate) == (1, 1920, True)
-    assert plan.batch_line() == (
-        "effective batch 32 samples, about 1,920 tokens; about 1 micro-batch of at most 2,048 tokens on each of "
+    assert plan.batch_text() == (
+        "32 samples, about 1,920 tokens; about 1 micro-batch of at most 2,048 tokens on each of "
         "1 process"
     )
-    assert plan.batch_line("grpo").startswith("effective batch 32 prompts, about")
+    assert plan.batch_text("grpo").startswith("32 prompts, about")
     assert make_plan(asked, 320).accumulation == 32
 
 

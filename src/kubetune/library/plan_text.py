@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from kubetune.base.humanize import counted
 from kubetune.config.naming import default_output
@@ -20,8 +21,15 @@ from kubetune.plan.base_model import positions_of
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import quantization_of
 
-# Behind a number of rows. Which rows are left out is a warning of the run.
+# A note on a number of rows.
 _BEFORE_CHECKS = ", before checks leave any out"
+
+
+class _Rows(NamedTuple):
+    """How many rows there are."""
+
+    text: str
+    note: str  # how sure that is, with the sign before it
 
 
 def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iterator[str]:
@@ -50,25 +58,16 @@ def describe(
     """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are."""
     # What is trained, and on how many processes.
     yield "model", config.model.path
-    base = quantization_of(config.quantization, config.lora, plan)
-    yield "method", _method(base, plan, config.training.parallelism, config.quantization)
+    yield "method", _method(config, plan)
     processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
-    label, _, text = plan.batch_line(config.task).partition(" batch ")
-    yield f"{label} batch", text
-    # Of GRPO a step has many answers to each of its rows.
-    if config.task != "grpo" and _is_noisy(plan):
-        yield (
-            "",
-            (
-                f"warning: a step of fewer than {FEWEST_ROWS_OF_A_STEP} rows is noisy, and learns badly; "
-                f"set training.global_batch_size: {FEWEST_ROWS_OF_A_STEP} or more"
-            ),
-        )
+    yield "effective batch", plan.batch_text(config.task)
+    for warning in _warnings(config, plan):
+        yield "", warning
 
     # The data, as far as they were read.
-    made_by_pod = makes_data(config.kubernetes)
-    yield "rows", _rows(config.data, plan, lengths, made_by_pod=made_by_pod)
+    rows = _rows(config, plan, lengths)
+    yield "rows", f"{rows.text}{rows.note}"
     yield "tokens", _tokens(config.data, plan, lengths, findings)
     if lengths is not None and lengths.saved_share:
         tokens = f"about {lengths.saved_share:.0%} of the tokens"
@@ -79,8 +78,7 @@ def describe(
             yield "positions", positions.say(lengths.longest)
 
     # What happens when, and where the results are.
-    accuracy = _accuracy(config.data, plan, lengths, made_by_pod=made_by_pod)
-    yield from _schedule(config.data, config.training, plan, accuracy)
+    yield from _schedule(config.data, config.training, plan, _accuracy(config, plan, lengths))
     output = config.output
     if not output:
         length = config.data.max_length
@@ -88,20 +86,30 @@ def describe(
     yield "output", output
 
 
-def brief(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the facts of a plan that a person wants to see first, in a few lines, with all warnings."""
-    known = dict(facts)
-    rows = known["rows"].removesuffix(_BEFORE_CHECKS)
-    lines = [
-        ("model", f"{known['model']}, {known['method']}"),
-        ("steps", f"{known['steps']}; rows: {rows}"),
-        ("output", f"{known['output']}; its logs have every line, and -v shows them"),
-    ]
-    if known.get("", "").startswith("warning:"):
-        lines.append(("", known[""]))
-    if ": no data.eval" in known["evaluation"]:
-        lines.append(("evaluation", known["evaluation"]))
-    return lines
+def opening(config: Config, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the facts of a run that starts that a person wants to see first, in a few lines, with all warnings."""
+    yield "model", f"{config.model.path}, {_method(config, plan)}"
+    steps = _number_of_steps(config.training, plan, _accuracy(config, plan, None))
+    rows = _rows(config, plan, None)
+    # Which rows are left out is a warning of the run.
+    note = "" if rows.note == _BEFORE_CHECKS else rows.note
+    yield "steps", f"{steps}; rows: {rows.text}{note}"
+    yield "output", f"{config.output}; its logs have every line, and -v shows them"
+    for warning in _warnings(config, plan):
+        yield "", warning
+    unused = _unused_without_evaluations(config.training)
+    if unused and not config.data.eval:
+        yield "evaluation", f"none{unused}"
+
+
+def _warnings(config: Config, plan: Plan) -> Iterator[str]:
+    """Yield what a run should rather have otherwise."""
+    # Of GRPO a step has many answers to each of its rows.
+    if config.task != "grpo" and _is_noisy(plan):
+        yield (
+            f"warning: a step of fewer than {FEWEST_ROWS_OF_A_STEP} rows is noisy, and learns badly; "
+            f"set training.global_batch_size: {FEWEST_ROWS_OF_A_STEP} or more"
+        )
 
 
 def _is_noisy(plan: Plan) -> bool:
@@ -113,22 +121,24 @@ def _is_noisy(plan: Plan) -> bool:
     return has_more and plan.global_batch_size < FEWEST_ROWS_OF_A_STEP
 
 
-def _method(base: str, plan: Plan, parallelism: str, setting: str) -> str:
-    """Return how the model is trained. `base`: how it is quantised; `setting`: what `quantization` is set to."""
+def _method(config: Config, plan: Plan) -> str:
+    """Return how the model is trained."""
+    base = quantization_of(config.quantization, config.lora, plan)
     text = plan.method
     if base != "none":
         text += f", {base} base"
-    if setting == "auto":
+    if config.quantization == "auto":
         text += f" (quantization: auto is {base} here)"
-    return f"{text}, {parallelism} on {plan.device} ({plan.backend})"
+    return f"{text}, {config.training.parallelism} on {plan.device} ({plan.backend})"
 
 
-def _accuracy(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> str:
+def _accuracy(config: Config, plan: Plan, lengths: Lengths | None) -> str:
     """Return the words before a number of steps that is not exact, or "" if it is exact."""
+    data = config.data
     # Texts that are split make more rows, missing files and batches of tokens make fewer, or other ones.
     if data.overlong == "split" and lengths is None:
         return "at least "  # no text was read, so each counts as one row
-    if is_upper_bound(data.train, made_by_pod=made_by_pod):
+    if is_upper_bound(data.train, made_by_pod=makes_data(config.kubernetes)):
         return "at most "
     if plan.global_batch_tokens:
         return "about "
@@ -139,20 +149,13 @@ def _schedule(
     data: DataConfig, training: TrainingConfig, plan: Plan, accuracy: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the number of steps, and what happens after how many of them."""
-    # What the run file sets is exact, whatever the data are.
-    steps_accuracy = accuracy
-    warmup_accuracy = accuracy
-    if training.max_steps:
-        steps_accuracy = ""
-        warmup_accuracy = ""
-    elif training.warmup_steps is not None:
-        warmup_accuracy = ""
-
     yield "steps per epoch", _steps(plan.steps_per_epoch, accuracy)
-    steps = _steps(plan.num_steps, steps_accuracy)
-    yield "steps", f"{steps} ({_epochs(plan.num_epochs)})"
+    yield "steps", _number_of_steps(training, plan, accuracy)
     warmup = "warm-up"
     if plan.num_steps:
+        # What the run file sets is exact, whatever the data are.
+        is_set = training.max_steps or training.warmup_steps is not None
+        warmup_accuracy = "" if is_set else accuracy
         warmup += f" {warmup_accuracy}{counted(plan.warmup_steps, 'step')}"
     yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, {warmup}"
     if data.eval:
@@ -162,6 +165,12 @@ def _schedule(
         yield "evaluation", f"none{_unused_without_evaluations(training)}"
     interval = _every(plan.save_steps, training.save_steps, accuracy)
     yield "checkpoints", f"{interval}, and at the end; {training.save_total_limit} kept"
+
+
+def _number_of_steps(training: TrainingConfig, plan: Plan, accuracy: str) -> str:
+    """Return the number of steps and epochs. Steps that the run file sets are exact, whatever the data are."""
+    steps = _steps(plan.num_steps, "" if training.max_steps else accuracy)
+    return f"{steps} ({_epochs(plan.num_epochs)})"
 
 
 def _unused_without_evaluations(training: TrainingConfig) -> str:
@@ -209,12 +218,20 @@ def _epochs(number: float) -> str:
     return f"{number:.4g} epochs"
 
 
-def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> str:
+def _rows(config: Config, plan: Plan, lengths: Lengths | None) -> _Rows:
     """Return how many rows are trained on and evaluated on, and how sure that is."""
+    data = config.data
+    made_by_pod = makes_data(config.kubernetes)
     if plan.rows is None and made_by_pod:
-        return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
+        return _Rows(
+            "unknown",
+            ": the data are not on this machine; kubernetes.preprocess makes them on the cluster",
+        )
     if plan.rows is None:
-        return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
+        return _Rows(
+            "unknown",
+            ": the data are no files on this machine; `kubetune data prepare` fetches and counts them",
+        )
 
     # Sources that are not here count as many rows as their #N allows.
     evaluated_sources = data.eval if isinstance(data.eval, tuple) else data.train
@@ -228,12 +245,12 @@ def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod:
         text += f", {'at most ' if eval_bounded else accuracy}{plan.eval_rows:,} for evaluation"
 
     if train_bounded or (eval_bounded and plan.eval_rows):
-        return f"{text}: data that are not on this machine count as at most #N rows; `kubetune data prepare` counts them"
+        note = ": data that are not on this machine count as at most #N rows; `kubetune data prepare` counts them"
+        return _Rows(text, note)
     if data.overlong == "split" and lengths is None:
-        return (
-            f"at least {text}: texts of more than {data.max_length:,} tokens are split into several"
-        )
-    return f"{text}{_BEFORE_CHECKS}"
+        note = f": texts of more than {data.max_length:,} tokens are split into several"
+        return _Rows(f"at least {text}", note)
+    return _Rows(text, _BEFORE_CHECKS)
 
 
 def _tokens(

@@ -118,8 +118,8 @@ class Plan(BaseModel):
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
-    def batch_line(self, task: str = "") -> str:
-        """Return in one line what the global batch of a run of this task consists of."""
+    def batch_text(self, task: str = "") -> str:
+        """Return in words what the global batch of a run of this task consists of."""
         # A step of GRPO draws many answers to each of so many prompts.
         unit = "prompt" if task == "grpo" else "sample"
         samples = self.global_batch_size
@@ -127,7 +127,7 @@ class Plan(BaseModel):
         # Without packing the batch is a product of three numbers.
         if self.micro_batch_tokens is None and self.global_batch_tokens is None:
             parts = f"{self.per_device_train_batch_size} × {self.accumulation} × {self.world_size}"
-            return f"effective batch {samples} = batch × accumulation × world = {parts}"
+            return f"{samples} = batch × accumulation × world = {parts}"
         if self.global_batch_tokens is None:
             size = counted(samples, unit)
             if tokens:
@@ -141,7 +141,9 @@ class Plan(BaseModel):
             most = counted(self.per_device_train_batch_size, "sample")
         else:
             most = f"{self.micro_batch_tokens:,} tokens"
-        return f"effective batch {size}; {number} of at most {most} on each of {counted(self.world_size, 'process')}"
+        return (
+            f"{size}; {number} of at most {most} on each of {counted(self.world_size, 'process')}"
+        )
 
 
 def make_plan(

@@ -76,7 +76,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         from kubetune.cli.program import next_steps
         from kubetune.cli.tables import print_fact
         from kubetune.config.load import load_config
-        from kubetune.library.plan_text import brief, describe
+        from kubetune.library.plan_text import describe, opening
         from kubetune.library.plans import plan_here
         from kubetune.rundir.exit_status import DONE, read_exit_status
         from kubetune.supervisor.launch import launch_run
@@ -100,9 +100,10 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         run_dir = Path(str(config.output))
         if args.verbose:
             os.environ[VERBOSE] = "1"
-        facts = [fact for fact in describe(config, plan, None) if fact[0] != "tokens"]
         if is_brief(config.logging.level):
-            facts = brief(facts)
+            facts = list(opening(config, plan))
+        else:
+            facts = [fact for fact in describe(config, plan, None) if fact[0] != "tokens"]
         for label, fact in facts:
             print_fact(label, fact, 17)
         sys.stdout.flush()

@@ -47,7 +47,7 @@ def log_start(plan: Plan, world: World, data: Prepared, task: str) -> None:
         else:
             logs.DATA.warning("%s", finding.line)
 
-    logs.DATA.info("%s", plan.batch_line(task))
+    logs.DATA.info("effective batch %s", plan.batch_text(task))
 
 
 def log_model(learner: Any, optimizer: FlatAdamW) -> None:
