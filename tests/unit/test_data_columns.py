@@ -816,3 +816,31 @@ def test_columns_that_a_teacher_is_shown_are_used(
     named = " ".join(line for line in output.splitlines() if "not used" in line)
     found = [name for name in sorted(record) if f"`{name}` (" in named or f"{name} × " in named]
     assert found == unused, output
+
+
+@pytest.mark.parametrize(
+    ("template", "column", "message"),
+    [
+        ("{prompt} {hint}", None, "lack 'hint', which the teacher is to be shown"),
+        ("{prompt:d}", None, "cannot be shown to the teacher: Unknown format code 'd'"),
+        (
+            "{prompt}",
+            ["a"],
+            "cannot be shown to the teacher: their column `teacher_prompt` holds a list; expected a text",
+        ),
+    ],
+)
+def test_what_no_teacher_can_be_shown_is_named(
+    template: str, column: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"prompt": "2 + 2 is", "completion": "4", "teacher_prompt": column}
+    config = {
+        "task": "distill",
+        "model": MODEL,
+        "data": {"train": lines([record] * 4)},
+        "distill": {"teacher": MODEL, "teacher_prompt": template},
+    }
+    Path("run.yaml").write_text(json.dumps(config))
+    assert cli.main(["data", "check", "run.yaml"]) == 2
+    output = capsys.readouterr()
+    assert f"4 of 4 records of data.train {message}" in output.out + output.err

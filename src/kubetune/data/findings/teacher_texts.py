@@ -27,10 +27,13 @@ def teacher_text(
 ) -> str | None:
     """Return what the teacher is asked, None if it is asked what the model is.
 
-    Raise LookupError, whose text says what the record lacks, or ValueError for a template that is none.
+    Raise LookupError, whose text says what the record lacks, or ValueError for what is no text, or cannot be put in one.
     """
     of_record = record.get(COLUMN)
-    if isinstance(of_record, str) and of_record.strip():
+    if of_record is not None and not isinstance(of_record, str):
+        kind = type(of_record).__name__
+        raise ValueError(f"their column `{COLUMN}` holds a {kind}; expected a text")
+    if of_record is not None and of_record.strip():
         return of_record
     if template is None:
         return None
@@ -80,13 +83,15 @@ def _without_teacher_text(
                     asked.record, asked.prompt, asked.answer, settings.teacher_prompt
                 )
                 if text is None and itself:
-                    what = f"a column `{COLUMN}`"
-            except (LookupError, ValueError) as error:
-                what = str(error)
+                    what = f"lack a column `{COLUMN}`, which the teacher is to be shown"
+            except LookupError as error:
+                what = f"lack {error}, which the teacher is to be shown"
+            except ValueError as error:
+                what = f"cannot be shown to the teacher: {error}"
             if what:
                 lacking[what] = lacking.get(what, 0) + 1
     for what, number in lacking.items():
-        sentence = f"{number:,} of {records:,} records of data.train lack {what}, which the teacher is to be shown"
+        sentence = f"{number:,} of {records:,} records of data.train {what}"
         advice = (
             f"Expected what distill.teacher_prompt names in each record, or a column `{COLUMN}`"
         )

@@ -55,7 +55,10 @@ def require_named_model(named: NamedModel, config: Config, environ: Mapping[str,
     if (run_dir / RESOLVED).is_file():
         of_run = read_config(run_dir)
         require_task(run_dir, of_run, named)
-        checkpoints.choose(run_dir)
+        try:
+            checkpoints.choose(run_dir)
+        except errors.ConfigError as error:
+            raise errors.ConfigError(f"{named.key}: {error}") from None
         model = of_run.model
     else:
         local_files_only = config.model.local_files_only

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kubetune import errors
 from kubetune.config.schema import DistillConfig
 from kubetune.data.findings.teacher_texts import teacher_text
 from kubetune.data.text.tokenizer import Tokenizer
@@ -16,11 +17,19 @@ def teacher_prompts(
 ) -> dict[int, list[int]]:
     """Return the ids that the teacher reads before the answers to each row; none where it reads the row's own prompt.
 
-    The check of the data has found that each record has what the template names.
+    The check of the data has found that each record has what the template names. Raise DataError for a column that is
+    no text where there is no template.
     """
     shown = {}
     for row, prompt in prompts.items():
-        text = teacher_text(prompt.record, prompt.prompt, prompt.answer, settings.teacher_prompt)
+        try:
+            text = teacher_text(
+                prompt.record, prompt.prompt, prompt.answer, settings.teacher_prompt
+            )
+        except ValueError as error:
+            raise errors.DataError(
+                f"row {row:,} of data.train cannot be shown to the teacher: {error}"
+            ) from None
         if text is None:
             continue
         asked: Any = text
