@@ -44,6 +44,8 @@ def ask(what, repo, folder):
                 fetch_worker.fetch(ModelConfig(path=repo))
             case "data":
                 sources.load_dataset(repo, None, "train")
+            case "judge":
+                hub.require_dataset(repo, os.environ)
             case "convert":
                 files.locate_splits(f"hub:{repo}", ["train"], are_given=False)
             case "push":
@@ -107,6 +109,12 @@ CASES = {
         "truncated": (OUT, LOST),
     },
     "data": FIND | {"404": (OURS, "org/")},
+    # A problem of a run before it starts, whatever its cause.
+    "judge": {
+        way: (OURS, words)
+        for way, (_, words) in FIND.items()
+        if way not in ("cut", "stalled", "swapped", "truncated")
+    },
     "convert": FIND | {"truncated": (OUT, LOST)},
     "push": {
         "refused": (OUT, "could not be reached"),
@@ -128,6 +136,7 @@ QUICK = {
     "list": ("refused", "garbage", "401"),
     "fetch": ("reset", "slow", "cut", "swapped", "401"),
     "data": ("reset", "slow", "garbage", "429"),
+    "judge": ("refused", "garbage", "404"),
     "convert": ("garbage", "other JSON", "cut", "404"),
     "push": ("garbage", "other JSON", "404"),
 }
