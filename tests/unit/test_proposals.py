@@ -36,6 +36,7 @@ from kubetune.plan.proposals import (
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import metrics
 from kubetune.supervisor.run_folder import create_run_dir
+from tests.tiny import train_tokenizer
 from tests.unit.test_forecast import QWEN3_8B
 
 WEIGHTS = Weights(shapes_of(QWEN3_8B), QWEN3_8B, stated=False)
@@ -80,7 +81,7 @@ def test_gpus_are_read(text: str, nodes: int, gpus: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2", "24", "2x24", "0x24GB", "2x24GB,1x8GB", "2xH100", "-1x24GB"]
+    "text", ["", "2", "24", "2x24", "0x24GB", "2x24GB,1x8GB", "2xH100", "-1x24GB", "2x.GB", "2x0GB"]
 )
 def test_other_gpus_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="such as 2x24GB"):
@@ -231,6 +232,19 @@ def test_options_of_proposals_stand_with_it(
     assert "add that" in capsys.readouterr().err
     assert cli.main(["plan", "--model", "org/m", "--propose", "--write", "data.train=a/b"]) == 2
     assert "no run file" in capsys.readouterr().err
+
+
+def test_more_gpus_than_a_run_can_have_are_refused_by_their_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = a_run_file(tmp_path, RUN_FILE)
+    (tmp_path / "m" / "config.json").write_text(
+        json.dumps({"model_type": "qwen3", "vocab_size": 9, **QWEN3_8B})
+    )
+    train_tokenizer(tmp_path / "m")
+    assert cli.main(["plan", str(file), "--propose", "--gpus", "100000x24GB"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("compute.gpus_per_node: Input should be less than or equal to 64") == 1
 
 
 def test_without_gpus_somebody_has_to_name_them() -> None:

@@ -148,6 +148,9 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
     ways = propose(run, pool)
     if not ways.ways and not ways.refused:
         raise ModelError(f"model {config.model.path}: its config.json does not name its sizes")
+    if not ways.ways:
+        # Where nothing can be, it is mostly for one reason: the number of GPUs, or the rows of a step.
+        raise ConfigError(list(dict.fromkeys(why for _, why in ways.refused)))
     return Proposed(run, ways)
 
 

@@ -29,7 +29,7 @@ from kubetune.plan.plan import Plan
 MOST_GPUS = 1024
 GPUS_OF_A_NODE = 8
 
-_POOL = re.compile(r"(?:(\d+)x)?(?:(\d+)x)?([\d.]+(?:Ki|Mi|Gi|Ti|k|M|G|T))i?B?")
+_POOL = re.compile(r"(?:(\d+)x)?(?:(\d+)x)?(\d+(?:\.\d+)?(?:Ki|Mi|Gi|Ti|k|M|G|T))B?")
 
 # Values by dotted key, as in the run file. None for a key to leave out.
 Changes = Mapping[str, Any]
@@ -52,14 +52,16 @@ class GpuPool:
     def parse(cls, text: str) -> GpuPool:
         """Read `24GB`, `2x24GB` (GPUs of one node) or `4x8x80GB` (nodes × GPUs of each). Raise ConfigError."""
         match = _POOL.fullmatch(text.replace(" ", ""))
-        if match is None or "0" in match.groups():
+        if match is not None:
+            first, second, memory = match.groups()
+            nodes = int(first) if second else 1
+            pool = cls(nodes, int(second or first or 1), quantity_bytes(memory))
+        if match is None or not (pool.gpus and pool.gpu_bytes):
             raise ConfigError(
                 f"--gpus: found {text!r}; expected GPUs and the memory of each, such as 2x24GB, or nodes too, such as "
                 "4x8x80GB"
             )
-        first, second, memory = match.groups()
-        nodes = int(first) if second else 1
-        return cls(nodes, int(second or first or 1), quantity_bytes(memory))
+        return pool
 
 
 @dataclass(frozen=True)
@@ -261,10 +263,13 @@ def _config_of(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        raise ConfigError(
-            [problem["msg"].removeprefix("Value error, ") for problem in problems]
-        ) from None
+        texts = []
+        for problem in error.errors(include_url=False):
+            # What several keys disagree about names them itself.
+            key = ".".join(str(part) for part in problem["loc"])
+            text = problem["msg"].removeprefix("Value error, ")
+            texts.append(f"{key}: {text}" if key else text)
+        raise ConfigError(texts) from None
 
 
 def least_gpu_bytes(run: Run, way: Way) -> int:

@@ -120,7 +120,7 @@ def _proposals(args: argparse.Namespace, config: Config) -> Answer:
         print(coloured(answer.headline(), BOLD))
         print_table(COLUMNS, list(answer.rows()))
         for changes, why in answer.proposals.refused:
-            print(visible(f"not possible: {written(changes)}: {why}"))
+            print(visible(f"not possible: {written(changes) or 'as it is'}: {why}"))
         for part, name in answer.parts():
             print_fact("", f"{part:>10}  {name}", 17)
         if best is not None and args.write:
