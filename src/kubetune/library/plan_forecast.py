@@ -126,46 +126,52 @@ def _forecast(
     problems: tuple[str, ...],
 ) -> PlanForecast:
     """Return plan and costs of a run on data of this size."""
-    longest = None
-    saved_share = 0.0
-    if data.lengths is not None:
-        saved_share = data.lengths.saved_share
-        longest = data.lengths.longest_of(data.rows)
-    plan = make_plan(
-        config,
-        data.rows,
-        data.eval_rows,
-        visible_gpus(environ),
-        tokens=data.tokens,
-        saved_share=saved_share,
-    )
+    plan = plan_of(data, config, visible_gpus(environ))
 
     # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
     gpu = gpu_here(plan.device)
     config, choices = with_measured_choices(config, plan, data.tokens, gpu)
-    facts = DataTotals(tokens_of_steps(plan, data.tokens), longest, forget_rows(config))
+    totals = totals_of(data, config, plan)
     device = DeviceFacts(gpu, device_bytes(config.compute, plan))
-    costs = costs_of(config, plan, facts, device, environ)
+    costs = costs_of(config, plan, totals, device, environ)
     return PlanForecast(
         config=config,
         plan=plan,
         lengths=data.lengths,
         choices=choices,
         costs=costs,
-        changes=changes_that_fit(config, plan, costs, longest),
+        changes=changes_that_fit(config, plan, costs, totals.longest),
         findings=findings,
         problems=problems,
     )
 
 
-def tokens_of_steps(plan: Plan, tokens_per_epoch: int | None) -> int | None:
+def plan_of(data: DataSize, config: Config, gpus: int = 0) -> Plan:
+    """Return the plan of a config on data of this size. `gpus`: how many are visible."""
+    saved_share = 0.0
+    if data.lengths is not None:
+        saved_share = data.lengths.saved_share
+    return make_plan(
+        config, data.rows, data.eval_rows, gpus, tokens=data.tokens, saved_share=saved_share
+    )
+
+
+def totals_of(data: DataSize, config: Config, plan: Plan) -> DataTotals:
+    """Return what costs follow from, of data of this size."""
+    longest = None
+    if data.lengths is not None:
+        longest = data.lengths.longest_of(data.rows)
+    return DataTotals(_tokens_of_steps(plan, data.tokens), longest, _forget_rows(config))
+
+
+def _tokens_of_steps(plan: Plan, tokens_per_epoch: int | None) -> int | None:
     """Return the tokens of all steps, or None if they are not known."""
     if tokens_per_epoch is None or not plan.steps_per_epoch:
         return None
     return round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
 
 
-def forget_rows(config: Config) -> int:
+def _forget_rows(config: Config) -> int:
     """Return how many rows evaluations read so that they are not forgotten, as far as that is known."""
     made_by_pod = makes_data(config.kubernetes)
     rows = 0

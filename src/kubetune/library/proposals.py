@@ -18,12 +18,12 @@ from kubetune.base.yaml_reader import FileText
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, ModelError
-from kubetune.library.plan_forecast import forget_rows, tokens_of_steps
-from kubetune.library.plans import DataSize, measure_data
-from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.library.plan_forecast import plan_of, totals_of
+from kubetune.library.plans import measure_data
+from kubetune.plan.costs import Costs, DeviceFacts, costs_of
 from kubetune.plan.devices import gpu_here
 from kubetune.plan.model_shapes import read_weights
-from kubetune.plan.plan import Plan, make_plan
+from kubetune.plan.plan import Plan
 from kubetune.plan.proposals import (
     Changes,
     GpuPool,
@@ -137,14 +137,11 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
     data = measure_data(config, environ)
 
     def planned_costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
-        longest = None
-        if data.lengths is not None:
-            longest = data.lengths.longest_of(data.rows)
-        totals = DataTotals(tokens_of_steps(plan, data.tokens), longest, forget_rows(changed))
+        totals = totals_of(data, changed, plan)
         device = DeviceFacts(gpu_here(plan.device), gpu_bytes)
         return costs_of(changed, plan, totals, device, environ, weights)
 
-    run = Run(config, partial(_planned, data), planned_costs)
+    run = Run(config, partial(plan_of, data), planned_costs)
     ways = propose(run, pool)
     if not ways.ways and not ways.refused:
         raise ModelError(f"model {config.model.path}: its config.json does not name its sizes")
@@ -152,14 +149,6 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
         # Where nothing can be, it is mostly for one reason: the number of GPUs, or the rows of a step.
         raise ConfigError(list(dict.fromkeys(why for _, why in ways.refused)))
     return Proposed(run, ways)
-
-
-def _planned(data: DataSize, config: Config) -> Plan:
-    """Return the plan of a config on data of this size."""
-    saved_share = 0.0
-    if data.lengths is not None:
-        saved_share = data.lengths.saved_share
-    return make_plan(config, data.rows, data.eval_rows, tokens=data.tokens, saved_share=saved_share)
 
 
 def _name(config: Config) -> str:
