@@ -1,14 +1,13 @@
 """One model over all ranks: each holds a slice of every weight and borrows the rest while a layer runs (FSDP2).
 
-Layers are cut by `torch.distributed.fsdp.fully_shard`; transformers reads only a rank's slices. Two ranks, LoRA:
+So is a model that is trained in full; a frozen base is cut by `base_shards`. What both have to do is asked for here.
+Layers are cut by `torch.distributed.fsdp.fully_shard`; transformers reads only a rank's slices. Two ranks:
 
                           rank 0                     rank 1
     layer 0, q_proj       rows of the first half     rows of the second half
     while layer 0 runs    all rows                   all rows
-    adapters              whole                      whole
 
-Adapters are small. Whole, they have the same gradient, optimizer and checkpoint as under DDP. How slices are saved
-and put together is in optimizer/shards.
+How slices are saved and put together is in optimizer/shards.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from kubetune.plan.model_shapes import TOWERS
 
 Result = TypeVar("Result")
 
-# Name of a decoder's head that classifies. An adapter trains a copy of it, which no slices are borrowed for.
+# Name of a decoder's head that classifies. transformers does not draw a new one: it is drawn as on one rank.
 SCORE = "score"
 # Matches no name.
 NOTHING = "$^"
@@ -81,36 +80,25 @@ def load(
     `frozen`: an expression for the names of what does not learn of a model trained in full, which every rank has whole.
     `labels`: settings of a classifier.
     """
-    require_finite = partial(_require_finite_everywhere, world)
-    is_cut = is_wanted(training.parallelism, world)
-    if spec.lora is not None or not is_cut:
-        read_whole = partial(
-            loading.load_pretrained,
-            auto_class,
-            spec,
-            world.device,
-            require_finite=require_finite,
-            **labels,
-        )
-        if spec.lora is None or not is_cut:
-            return read_whole()
-        with base_shards.Reader(world, spec.lora.modules_to_save).reading():
-            return read_whole()
-
-    # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
-    arithmetic = loading.choose_dtype(spec.model.dtype, world.device)
     read = partial(
         loading.load_pretrained,
         auto_class,
         spec,
         world.device,
+        require_finite=partial(_require_finite_everywhere, world),
         **labels,
-        dtype=torch.float32,
-        draw=partial(_draw, training.seed),
-        require_finite=require_finite,
     )
+    if not is_wanted(training.parallelism, world):
+        return read()
+    if spec.lora is not None:
+        with base_shards.Reader(world, spec.lora.modules_to_save).reading():
+            return read()
+
+    # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
+    arithmetic = loading.choose_dtype(spec.model.dtype, world.device)
+    read_masters = partial(read, dtype=torch.float32, draw=partial(_draw, training.seed))
     mesh = _mesh(training, world)
-    model: Any = _read(read, partial(_cut_for, arithmetic, frozen, mesh), world)
+    model: Any = _read(read_masters, partial(_cut_for, arithmetic, frozen, mesh), world)
     for parameter in model.parameters():
         # Whole parameters do not learn, but were read in fp32 like those that do.
         if not isinstance(parameter, DTensor):
