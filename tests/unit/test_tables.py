@@ -67,8 +67,8 @@ def test_only_a_terminal_has_a_width() -> None:
 
 
 def on_terminal(columns: int, *words: str) -> list[str]:
-    """Return the lines that a command prints on a terminal of this width."""
-    environ = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1"}
+    """Return the lines that a command prints on a terminal of this width, and four lines high."""
+    environ = {**os.environ, "COLUMNS": str(columns), "LINES": "4", "NO_COLOR": "1"}
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", 0) as terminal:
         command = [sys.executable, "-m", "kubetune", *words]

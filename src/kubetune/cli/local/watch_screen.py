@@ -135,7 +135,8 @@ def _table(status: Facts) -> Table:
             # A list, such as the seconds of each rank, has no room here.
             if isinstance(value, int | float | str):
                 line.append(f"{visible(name)}=", "dim")
-                line.append(f"{_written(name, value)} ")
+                line.append(f"{_written(name, value)}", "bold")
+                line.append(" ")
         if line:
             table.add_row(visible(title), line)
     return table

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> Answer:
 def _print(runs: Sequence[dict[str, Any]], *, cuts_reasons: bool) -> None:
     """Print the runs: to a pipe all columns, on a terminal those that fit beside each other, with colour.
 
-    `cuts_reasons`: a reason takes no line of its own on a terminal, since runs of all states are looked through.
+    `cuts_reasons`: where the table is higher than the terminal, a reason takes no line of its own.
     """
     if not sys.stdout.isatty():
         print_table(_HEAD, [_row(run_facts) for run_facts in runs])
@@ -122,15 +122,27 @@ def _print(runs: Sequence[dict[str, Any]], *, cuts_reasons: bool) -> None:
         cells[_CURVE] = _curve(Path(run_facts["path"]))
         rows.append(cells)
 
+    width, height = shutil.get_terminal_size()
+    lines, notes = _laid_out(rows, width, cuts_reasons=False)
+    if cuts_reasons and len(lines) > height:
+        lines, notes = _laid_out(rows, width, cuts_reasons=True)
+    for line in lines:
+        print(_coloured(visible(scrub(line))))
+    for note in notes:
+        print(folded(note, sys.stdout))
+
+
+def _laid_out(
+    rows: Sequence[dict[str, str]], width: int, *, cuts_reasons: bool
+) -> tuple[list[str], list[str]]:
+    """Return the lines of the table in this width, and what to say of its columns."""
     # Columns that say least of a run go first. What is left may still fold at a very narrow terminal.
     head = list(_HEAD)
     head.insert(head.index("EVALUATION"), _CURVE)
     if not any(cells["WHY"] for cells in rows):
         head.remove("WHY")
-    width = shutil.get_terminal_size().columns
-    cuts_reasons = cuts_reasons and "WHY" in head
     spare = 0
-    if cuts_reasons:
+    if cuts_reasons and "WHY" in head:
         spare = max(0, _width(rows, "WHY") - len(GAP) - _REASON)
     left_out = _leave_out(head, rows, width + spare)
     notes = []
@@ -138,12 +150,8 @@ def _print(runs: Sequence[dict[str, Any]], *, cuts_reasons: bool) -> None:
         notes.append(f"left out at this width: {', '.join(left_out)}; a pipe and --json have them")
     if cuts_reasons and _cut_reasons(head, rows, width):
         notes.append("reasons are cut; --failed and --state have them whole")
-
-    lines = table(head, [[cells[name] for name in head] for cells in rows], width, "WHY", "RUN")
-    for line in lines:
-        print(_coloured(visible(scrub(line))))
-    for note in notes:
-        print(folded(note, sys.stdout))
+    cells_of_rows = [[cells[name] for name in head] for cells in rows]
+    return list(table(head, cells_of_rows, width, "WHY", "RUN")), notes
 
 
 def _leave_out(head: list[str], rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
