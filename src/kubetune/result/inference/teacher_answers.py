@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.config import consent
@@ -65,7 +67,8 @@ def answers_of_teacher(
         teacher = load_teacher(source, loaded.tokenizer, default_device(), longest)
         with own_attention(teacher.lm):
             return list(answers(replace(loaded, model=teacher.lm), prompts, sampling))
-    except errors.KubetuneError as error:
+    # A teacher may have been cut over more devices than one.
+    except (errors.KubetuneError, torch.OutOfMemoryError) as error:
         logs.RESULT.warning("no answers of the teacher: %s", error)
         return None
 
