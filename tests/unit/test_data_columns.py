@@ -13,7 +13,8 @@ from kubetune import cli
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.load import load_config
 from kubetune.config.schema import RecordKind
-from kubetune.data.columns import Columns, left_out, names_metadata, names_subject, names_thought
+from kubetune.data.column_names import names_metadata, names_subject, names_thought
+from kubetune.data.columns import Columns, left_out
 from kubetune.data.reading.examples import Chat, Preference
 from kubetune.data.reading.formats import read
 from tests import records

@@ -8,15 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.base.humanize import counted, shell_word
-from kubetune.data.columns import (
-    ANSWERS,
-    PROMPTS,
-    count_words,
-    is_prose,
-    key_of,
-    names_metadata,
-    words_of_name,
-)
+from kubetune.data.column_names import ANSWERS, PROMPTS, names_metadata, words_of_name
+from kubetune.data.columns import count_words, is_prose, key_of
 from kubetune.data.reading.fields import show
 
 Value = Mapping[str, Any]

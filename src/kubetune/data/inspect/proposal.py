@@ -18,12 +18,17 @@ from typing import Any, Final, NamedTuple
 from kubetune.base.humanize import counted, shell_word
 from kubetune.config.data_files import ending_of, is_read
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.columns import (
+from kubetune.data.column_names import (
     ANSWERS,
-    MOST_CLASSES,
     PROMPTS,
     QUESTIONS,
     TALKS,
+    names_answer,
+    names_bad_answer,
+    names_metadata,
+)
+from kubetune.data.columns import (
+    MOST_CLASSES,
     Columns,
     LeftOut,
     RecordValue,
@@ -31,9 +36,6 @@ from kubetune.data.columns import (
     lacking,
     left_out,
     left_subject,
-    names_answer,
-    names_bad_answer,
-    names_metadata,
     nowhere,
     with_subject,
 )

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
+from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS
 from kubetune.data.columns import (
-    ANSWERS,
-    COMPLETIONS,
-    QUESTIONS,
     fitting,
     in_words,
     in_yaml,

@@ -15,14 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.columns import (
-    COMPLETIONS,
-    PROMPTS,
-    TALKS,
-    RecordValue,
-    joined_texts,
-    key_of,
-)
+from kubetune.data.column_names import COMPLETIONS, PROMPTS, TALKS
+from kubetune.data.columns import RecordValue, joined_texts, key_of
 from kubetune.data.reading.conversations import Beginning
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
 from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show

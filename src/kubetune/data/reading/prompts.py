@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kubetune.data.columns import COMPLETIONS, RecordValue
+from kubetune.data.column_names import COMPLETIONS
+from kubetune.data.columns import RecordValue
 from kubetune.data.reading.fields import parsed
 
 # Stands for the answer of a record that has none; a text of one character that nobody writes.

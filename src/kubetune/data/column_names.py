@@ -1,0 +1,79 @@
+"""What the names of columns say: a question, an answer, a text that questions are about, thoughts, an id."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# Names of what somebody asks, and of the answers.
+QUESTIONS: Final = ("question", "query", "instruction", "problem")
+ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
+# Names of an answer that follows its prompt.
+COMPLETIONS: Final = ("completion", "output", "response", "answer")
+PROMPTS: Final = (*QUESTIONS, "prompt", "input")
+TALKS: Final = ("messages", "conversations", "conversation")
+
+# Last words of names of texts that a question is about, as data sets for reading, retrieval, SQL and dialogue have them.
+_SUBJECTS: Final = frozenset((
+    "context", "passage", "document", "doc", "article", "paragraph", "story", "excerpt", "knowledge", "background",
+    "evidence", "transcript", "schema", "table", "abstract", "dialogue", "dialog", "snippet", "chunk", "scenario",
+    "body", "choice", "option", "premise",
+))  # fmt: skip
+_SUBJECT_NAMES: Final = frozenset((
+    "source_text", "reference_text", "input_text", "support", "supporting_text", "search_result", "retrieved",
+    "knowledge_base", "content",
+))  # fmt: skip
+_THOUGHTS: Final = frozenset(
+    ("reasoning", "thinking", "thought", "cot", "rationale", "scratchpad", "think")
+)
+# Words of names that say where a record is from, when, or how large it is.
+_METADATA: Final = frozenset((
+    "id", "uuid", "guid", "index", "idx", "row", "url", "uri", "link", "path", "file", "filename", "source", "origin",
+    "dataset", "split", "subset", "config", "fold", "date", "time", "timestamp", "created", "updated", "year", "version",
+    "license", "lang", "language", "locale", "model", "engine", "provider", "token", "length", "len", "count", "num",
+    "seed", "hash", "md5", "sha", "sha256", "user", "author", "annotator", "worker", "batch", "shard", "partition",
+    "repo", "repository", "domain",
+))  # fmt: skip
+# Words of names of texts that are written with an answer or about it, and that no question is about.
+_BESIDE_ANSWERS: Final = frozenset((
+    *ANSWERS, "reply", "step", "analysis", "explanation", "feedback", "critique", "test",
+))  # fmt: skip
+# Words of names of answers that are not to be learned.
+_BAD: Final = frozenset((
+    "rejected", "dispreferred", "loser", "worse", "bad", "wrong", "incorrect", "negative", "non", "unsafe",
+))  # fmt: skip
+
+
+def words_of_name(name: str) -> list[str]:
+    """Return the words of a column's name, in lower case and without the s of a plural: `retrievedDocs` is retrieved doc."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    words = re.findall(r"[^\W_]+", spaced.lower())
+    return [re.sub(r"(?<=\w[^si\W])s$", "", word) for word in words]
+
+
+def names_subject(name: str) -> bool:
+    """True if a column is called like a text that a question is about."""
+    words = words_of_name(name)
+    return "_".join(words) in _SUBJECT_NAMES or bool(words and words[-1] in _SUBJECTS)
+
+
+def names_thought(name: str) -> bool:
+    """True if a column is called like the thoughts before an answer."""
+    # `Complex_CoT` has a capital within a word.
+    return not _THOUGHTS.isdisjoint((*words_of_name(name), *words_of_name(name.lower())))
+
+
+def names_answer(name: str) -> bool:
+    """True if a column is called like an answer, its steps, or what somebody says of it: `response_a`, `explanation`."""
+    words = words_of_name(re.sub(r"\d", "", name))
+    return not _BESIDE_ANSWERS.isdisjoint(words) and not names_subject(name)
+
+
+def names_metadata(name: str) -> bool:
+    """True if a column is called like an id, a date, a split, a language or a size."""
+    return not _METADATA.isdisjoint(words_of_name(name))
+
+
+def names_bad_answer(name: str) -> bool:
+    """True if a column is called like an answer that is not to be learned."""
+    return not _BAD.isdisjoint(words_of_name(name))
