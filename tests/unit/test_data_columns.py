@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -845,3 +847,100 @@ def test_what_no_teacher_can_be_shown_is_named(
     assert cli.main(["data", "check", "run.yaml"]) == 2
     output = capsys.readouterr()
     assert f"4 of 4 records of data.train {message}" in output.out + output.err
+
+
+TOWNS = ["Paris on the Seine", "Rome on the Tiber", "Bern on the Aare"]
+QUESTION = "Which of the towns is meant by number {}?"
+BESIDE: dict[str, dict[str, Any]] = {
+    "columns": {**dict(zip("ABC", TOWNS, strict=True)), "answer": "B"},
+    "columns of words": {"opt_a": "Paris", "opt_b": "Rome", "answer": "Rome"},
+    "list": {"options": TOWNS, "answer": "B"},
+    "list of another name": {"places": TOWNS, "answer": TOWNS[1]},
+    "list from 0": {"choices": TOWNS, "answer": "0"},
+    "object": {"choices": {"label": ["A", "B"], "text": TOWNS[:2]}, "answer": "B"},
+    "objects": {"candidates": [{"id": "A", "text": "Paris"}, {"id": "B", "text": "Rome"}], "answer": "(B)"},
+    "two kinds": {"article": "An article of towns.", "options": TOWNS, "answer": "B. Rome on the Tiber"},
+    "table": {"table": {"header": ["land", "town"], "rows": [["Italy", "Rome"]]}, "answer": "Rome"},
+    "objects with the answer": {"kb": [{"land": "Italy", "town": "Rome"}], "answer": "Rome"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_choices_and_tables_are_refused_with_a_program_that_puts_them_into_the_question(
+    beside: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": QUESTION.format(n), **BESIDE[beside]} for n in range(12)]
+    names = [name for name in BESIDE[beside] if name != "answer"]
+    with pytest.raises(ValueError, match=r"left out of the prompt; ") as error:
+        read(rows[0])
+    assert all(f"`{name}`" in str(error.value) for name in names)
+    for name in names:
+        assert f"input: {name}" not in str(error.value) or isinstance(rows[0][name], list)
+    # Who has decided is obeyed.
+    decided = {"instruction": "question", "output": "answer"}
+    assert set(names) <= set(read(rows[0], columns=decided).unused)
+
+    code, text = inited(rows, capsys=capsys)
+    if code != 0:
+        program = re.search(r"`(python3 -c .+? > (\S+))`", text, re.DOTALL)
+        assert program is not None, text
+        subprocess.run(program[1], shell=True, check=True)
+        made = [json.loads(line) for line in Path(program[2]).read_text().splitlines()]
+        code, text = inited(made, capsys=capsys)
+        assert code == 0, text
+        rows = made
+    columns = load_config(Path("run.yaml")).data.train[0].columns
+    asked = questions(rows[0], dict(columns))
+    held = [part for name in names for part in _texts(BESIDE[beside][name])]
+    assert all(part in asked for part in held), asked
+    if beside in ("columns", "list", "two kinds"):
+        assert "\nB. Rome on the Tiber" in asked
+    if beside == "list from 0":
+        assert "\n0. Paris" in asked
+    assert "not used" not in text
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    return [value]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"question": "Who is it?", "hint1": "It is he.", "hint2": "It is old.", "answer": "2"},
+        {"question": "Which is it?", "aliases": ["Rome", "Roma"], "answer": "Rome"},
+        {"question": "Which is it?", "hints": ["He is old.", "He is a cook."], "answer": "1"},
+        {"question": "Which is it?", "entities": [{"text": "Rome"}], "answer": "Rome"},
+        {"question": "Which? A. Rome B. Bern", "A": "Rome", "B": "Bern", "answer": "B"},
+    ],
+)
+def test_what_an_answer_does_not_choose_from_is_no_choice(value: dict[str, Any]) -> None:
+    assert isinstance(read(value).example, Chat)
+
+
+@pytest.mark.parametrize("name", ["context", "passage", "documents"])
+def test_a_text_beside_messages_becomes_the_message_of_the_system_or_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "He."}]
+    text: Any = "It was he, says the almanac."
+    if name == "documents":
+        text = [{"title": "Almanac", "text": text}]
+    rows = [{"messages": turns, name: text}] * 12
+    with pytest.raises(ValueError, match=f"has `{name}` beside `messages`, and it would be left"):
+        read(rows[0])
+    code, output = inited(rows, capsys=capsys)
+    if name == "documents":
+        assert code == 2
+        assert "`columns: {messages: messages}` to leave it out" in output
+        assert name in read(rows[0], columns={"messages": "messages"}).unused
+        return
+    assert code == 0
+    columns = load_config(Path("run.yaml")).data.train[0].columns
+    example = read(rows[0], columns=columns).example
+    assert isinstance(example, Chat)
+    assert dict(example.messages[0]) == {"role": "system", "content": text}

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from kubetune.base.humanize import counted, shell_word
+from kubetune.data.choices import choices_of
 from kubetune.data.column_names import (
     ANSWERS,
     PROMPTS,
@@ -105,6 +106,13 @@ def with_subject(name: str, value: RecordValue, columns: Mapping[str, str]) -> d
         return {}
     if question == name or names_answer(name) or not isinstance(value[question], str):
         return {}
+    # One of several choices is not what a question is about, nor are choices without the letters that name them.
+    right = value.get(key_of(ANSWERS, value, columns))
+    choices = choices_of(value, question, right)
+    if choices is not None and name in choices.columns:
+        is_whole = len(choices.columns) == 1 and right in choices.texts
+        if not is_whole:
+            return {}
     chosen = {"instruction": question, "input": name}
     answer = key_of(ANSWERS, value, columns)
     if key_of(("chosen", "rejected"), value, columns):
@@ -205,42 +213,133 @@ def in_words(columns: Mapping[str, str]) -> str:
     return f"--columns {pairs}"
 
 
+def in_list(names: Sequence[str]) -> str:
+    """Return names of columns in words: "`A`, `B` and `C`"."""
+    *others, last = (f"`{name}`" for name in names)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][\w-]*", name, re.ASCII) else f'"{name}"'
 
 
-def left_subject(value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool) -> str:
-    """Return the column with a text that a question is about, and that would be left out; empty if `columns` decide."""
+def left_subjects(
+    value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool
+) -> list[tuple[str, ...]]:
+    """Return the columns that a question is about and that would be left out; none if `columns` decide.
+
+    Columns that hold a choice each stand together: [("article",), ("A", "B", "C", "D")].
+    """
     # Whoever names a question or an answer has seen the other columns.
     is_decided = not columns.keys().isdisjoint((*PROMPTS, *ANSWERS, *TALKS, "chosen", "rejected"))
-    if is_decided or key_of(TALKS, value, {}):
-        return ""
-    question = key_of(PROMPTS, value, {})
-    if not question or (needs_answer and not key_of(ANSWERS, value, {})):
-        return ""
-    for name, text in value.items():
-        if name == question or not names_subject(name) or not is_prose(text):
+    question = key_of((*TALKS, *PROMPTS), value, {})
+    answer = key_of(ANSWERS, value, {})
+    is_talk = question in TALKS
+    if is_decided or not question or (needs_answer and not answer and not is_talk):
+        return []
+    left = []
+    choices = None if is_talk else choices_of(value, question, value.get(answer))
+    if choices is not None and not _is_held(
+        list(choices.texts), [value[question], value.get("input")]
+    ):
+        left.append(choices.columns)
+    of_choices = choices.columns if choices is not None else ()
+    for name, item in value.items():
+        if name in (question, answer, "input", *of_choices):
             continue
-        if not _is_held(text, [value[question], value.get("input")]):
-            return name
-    return ""
+        is_subject = names_subject(name) and tells_something(item)
+        if not is_subject and not is_talk:
+            is_subject = _is_table(name, item, value.get(answer))
+        if is_subject and not _is_held(item, [value[question], value.get("input")]):
+            left.append((name,))
+    return left
+
+
+# Words of names of lists of objects that are about an answer, or that a model is given in another way.
+_NO_TABLES: Final = frozenset((
+    "meta", "metadata", "info", "extra", "entity", "entitie", "span", "mention", "annotation", "citation", "label", "reward",
+    "tool", "function", "call", "history", "image", "rating",
+))  # fmt: skip
+
+
+def _is_table(name: str, value: Any, answer: Any) -> bool:
+    """True for a list of objects or rows, or an object of such, that holds the answer of a record."""
+    if not isinstance(answer, str) or len(answer.strip()) < 3:
+        return False
+    parts = list(value.values()) if isinstance(value, Mapping) else [value]
+    are_rows = any(
+        isinstance(part, list) and part and isinstance(part[0], (list, Mapping)) for part in parts
+    )
+    is_aside = names_metadata(name) or names_answer(name) or names_thought(name)
+    if not are_rows or is_aside or name in (*PROMPTS, *TALKS):
+        return False
+    if not _NO_TABLES.isdisjoint(words_of_name(name)):
+        return False
+    return any(answer.strip() in leaf for leaf in _leaves(value))
+
+
+def tells_something(value: Any) -> bool:
+    """True for prose, and for a table of short cells; an id or a number tells nothing."""
+    if is_prose(value):
+        return True
+    return any(len(re.findall(r"[^\W_]+", leaf)) > 2 and "|" in leaf for leaf in _leaves(value))
+
+
+def with_system(name: str, value: RecordValue) -> dict[str, str]:
+    """Return the `columns` by which a text beside a conversation becomes its system message; none if it has one."""
+    turns = value.get(key_of(TALKS, value, {}))
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], Mapping):
+        return {}
+    speaker = turns[0].get("role", turns[0].get("from"))
+    has_system = speaker in ("system", "developer") or key_of(
+        ("system", "system_prompt"), value, {}
+    )
+    return {} if has_system or not isinstance(value.get(name), str) else {"system": name}
+
+
+def subject_columns(
+    left: Sequence[tuple[str, ...]], value: RecordValue, columns: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the `columns` by which what `left_subjects` returned becomes part of the prompt; none if none can do that."""
+    if len(left) != 1 or len(left[0]) != 1:
+        return {}
+    (name,) = left[0]
+    if key_of(TALKS, value, {}):
+        return with_system(name, value)
+    return with_subject(name, value, columns)
 
 
 def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool) -> None:
     """Raise ValueError for a text that a question is about, and that would be left out."""
-    name = left_subject(value, columns, needs_answer=needs_answer)
-    if not name:
+    left = left_subjects(value, columns, needs_answer=needs_answer)
+    if not left:
         return
-    question = key_of(PROMPTS, value, {})
-    use = with_subject(name, value, {})
-    if not use:
+    question = key_of((*TALKS, *PROMPTS), value, {})
+    names = [name for group in left for name in group]
+    it = "it" if len(names) == 1 else "they"
+    listed = in_list(names)
+    has = f"has {listed} beside `{question}`, and {it} would be left out"
+    use = subject_columns(left, value, {})
+    if use:
         raise ValueError(
-            f"has `{name}` beside `{question}`, and it would be left out; write its text into `{question}`, or "
-            "name the columns that make the record without it in `data.train.columns`"
+            f"{has} of the prompt; give `{in_yaml(use)}` "
+            f"(`{in_words(use)}` beside `--data`), or name only the other columns to leave it out"
         )
+    answer = key_of(ANSWERS, value, {})
+    if question in TALKS:
+        decided = {question: question}
+        into = "a message"
+    else:
+        decided = {"instruction": question, **({"output": answer} if answer else {})}
+        into = f"`{question}`"
+    its = "its text"
+    them = "it"
+    if len(names) > 1:
+        its = "their texts"
+        them = "them"
     raise ValueError(
-        f"has `{name}` beside `{question}`, and it would be left out of the prompt; give `{in_yaml(use)}` "
-        f"(`{in_words(use)}` beside `--data`), or name only the other columns to leave it out"
+        f"{has} of the prompt; write {its} into {into} (`kubetune init FILE` gives a program where it can), or give "
+        f"`{in_yaml(decided)}` to leave {them} out"
     )
 
 

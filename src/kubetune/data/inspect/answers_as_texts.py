@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.base.humanize import counted, shell_word
-from kubetune.data.column_names import ANSWERS, PROMPTS, names_metadata, words_of_name
-from kubetune.data.columns import count_words, is_prose, key_of
+from kubetune.data.choices import Choices, choices_of, counted_from
+from kubetune.data.column_names import (
+    ANSWERS,
+    PROMPTS,
+    names_metadata,
+    names_subject,
+    words_of_name,
+)
+from kubetune.data.columns import count_words, in_list, is_prose, key_of, left_subjects
 from kubetune.data.reading.fields import show
 
 Value = Mapping[str, Any]
@@ -55,6 +62,9 @@ def from_choices(values: Sequence[Value], path: str) -> str:
         news["answer"] = new
         if isinstance(values[0][choices], dict):
             news[choices] = f'r[{json.dumps(choices)}]["text"]'
+        elif not names_subject(choices):
+            # The answer goes on with the text; the other endings are no part of it.
+            news[choices] = "None"
         return f"{text}; answers are learned as texts. {_command(path, news)}"
     for name in values[0]:
         place = _first_text(values, name)
@@ -65,6 +75,54 @@ def from_choices(values: Sequence[Value], path: str) -> str:
             )
             return f"{text}. {_command(path, news)}"
     return ""
+
+
+def into_question(values: Sequence[Value], path: str) -> str:
+    """Return how texts that the questions of records are about get into these; empty where a program cannot do it.
+
+    {"question": "Which?", "A": "Paris", "B": "Rome", …}  →  {"question": "Which?\\nA. Paris\\nB. Rome", …}
+    """
+    question = key_of(PROMPTS, values[0], {})
+    if not question or not all(isinstance(value.get(question), str) for value in values):
+        return ""
+    # The longest of a kind: some records have a choice more.
+    groups: dict[str, tuple[str, ...]] = {}
+    of_choices: list[tuple[Any, Choices]] = []
+    for value in values:
+        answer = value.get(key_of(ANSWERS, value, {}))
+        choices = choices_of(value, question, answer)
+        for group in left_subjects(value, {}, needs_answer=False):
+            groups[group[0]] = max(group, groups.get(group[0], ()), key=len)
+            if choices is not None and group == choices.columns:
+                of_choices.append((answer, choices))
+    before = []
+    after = []
+    for name in groups:
+        of = json.dumps(name)
+        if of_choices and name == of_choices[0][1].columns[0]:
+            after.append(f'*("%s. %s" % c for c in {_pairs(of_choices)})')
+        elif all(isinstance(value.get(name, ""), str) for value in values):
+            before.append(f'str(r.get({of}) or "")')
+        else:
+            before.append(f"json.dumps(r.get({of}), ensure_ascii=False)")
+    names = [name for group in groups.values() for name in group]
+    if not names:
+        return ""
+    parts = ", ".join([*before, f"r[{json.dumps(question)}]", *after])
+    # They would be a second copy of what the question says.
+    news = {question: f'"\\n".join([{parts}])', **dict.fromkeys(names, "None")}
+    they = "they" if len(names) > 1 else "it"
+    text = f"{path} has {in_list(names)} beside `{question}`, and {they} would be left out of the prompt"
+    return f"{text}. {_command(path, news)}"
+
+
+def _pairs(of_choices: Sequence[tuple[Any, Choices]]) -> str:
+    """Return the marks and texts of choices in Python: with letters, or the numbers by which answers name them."""
+    choices = max((choices for _, choices in of_choices), key=lambda choices: len(choices.texts))
+    start = counted_from(of_choices)
+    if start is None:
+        return choices.code
+    return f"enumerate((t for _, t in {choices.code}), {start})"
 
 
 def _question(values: Sequence[Value]) -> str:

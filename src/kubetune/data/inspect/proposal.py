@@ -33,13 +33,19 @@ from kubetune.data.columns import (
     LeftOut,
     RecordValue,
     is_prose,
+    key_of,
     lacking,
     left_out,
-    left_subject,
+    left_subjects,
     nowhere,
-    with_subject,
+    subject_columns,
 )
-from kubetune.data.inspect.answers_as_texts import as_text, from_choices, records_within
+from kubetune.data.inspect.answers_as_texts import (
+    as_text,
+    from_choices,
+    into_question,
+    records_within,
+)
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.prepared.remarks import written_texts
 from kubetune.data.reading.examples import (
@@ -402,7 +408,7 @@ def _columns_of(
     if source.columns:
         named = {key: ReasonedChoice(name, "as given") for key, name in source.columns.items()}
         return {**images, **named} if kind == "text" else named
-    subject = _with_subject(kind, seen)
+    subject = _with_subject(kind, seen, source.path)
     if subject:
         return {**images, **subject}
     if kind != "text" and _can_be_read(seen.records[0], kind):
@@ -457,20 +463,26 @@ def _texts_beside(seen: _SeenRecords, name: str | None) -> list[str]:
     ]
 
 
-def _with_subject(kind: RecordKind, seen: _SeenRecords) -> dict[str, ReasonedChoice]:
-    """Return the columns by which a text that the questions are about becomes part of the prompt; none without one."""
+def _with_subject(kind: RecordKind, seen: _SeenRecords, path: str) -> dict[str, ReasonedChoice]:
+    """Return the columns by which a text that the questions are about becomes part of the prompt; none without one.
+
+    Raise DataError with a program for texts that no columns make a part of it.
+    """
     if kind == "labelled":
         return {}
+    # In the names that the readers know: other names are mapped to these.
+    mapped = _other_columns(("prompt", "completion", "chosen", "rejected"), seen.by_name)
+    names = {key: choice.value for key, choice in mapped.items()}
     for record in seen.records:
-        # In the names that the readers know: other names are mapped to these.
-        mapped = _other_columns(("prompt", "completion", "chosen", "rejected"), seen.by_name)
-        names = {key: choice.value for key, choice in mapped.items()}
         value = dict(record.value)
+        is_talk = bool(key_of(TALKS, value, {}))
         for key, name in names.items():
-            if name in value:
+            if name in value and not is_talk:
                 value[key] = value.pop(name)
-        subject = left_subject(value, {}, needs_answer=kind == "text")
-        use = with_subject(subject, record.value, names) if subject in record.value else {}
+        left = left_subjects(value, {}, needs_answer=kind == "text")
+        if not left or any(name not in record.value for group in left for name in group):
+            continue
+        use = subject_columns(left, record.value, names)
         if use:
             reasons = {
                 "instruction": "the question",
@@ -478,12 +490,17 @@ def _with_subject(kind: RecordKind, seen: _SeenRecords) -> dict[str, ReasonedCho
                 "output": "the answer, which is learned",
                 "chosen": "the better answer",
                 "rejected": "the worse answer",
+                "system": "what the conversation is about: the system's message",
             }
             return {
                 key: ReasonedChoice(use[key], f"`{use[key]}` is {reason}")
                 for key, reason in reasons.items()
                 if key in use
             }
+        values = [record.value for record in seen.records]
+        advice = as_text(record.value, names, path) or into_question(values, path)
+        if advice:
+            raise DataError(advice)
     return {}
 
 

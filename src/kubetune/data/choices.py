@@ -1,0 +1,164 @@
+"""Choices that the answer to a question is one of: columns such as `A`, `B`, `C` and `D`, or a list of texts.
+
+{"question": …, "A": "Paris", "B": "Rome", "answer": "B"}
+{"question": …, "options": ["Paris", "Rome"], "answer": "Rome"}
+{"question": …, "choices": {"label": ["A", "B"], "text": ["Paris", "Rome"]}, "answer": "B"}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from kubetune.data.column_names import TALKS, names_answer, words_of_name
+
+# Last words of names of choices; a column without any other word is called `A`.
+_SURE: Final = frozenset(("choice", "option", "opt", "op", "alternative"))
+# Words of names of lists that an answer may occur in, and that are no choices; `aliases` without its s is aliase.
+_OTHER_NAMES: Final = frozenset(
+    ("alias", "aliase", "keyword", "tag", "synonym", "entity", "entitie")
+)
+_NO_CHOICES: Final = frozenset((*TALKS, "history", "tools", "functions", "images"))
+_MOST: Final = 26
+
+
+class Choices(NamedTuple):
+    """The choices of one record."""
+
+    columns: tuple[str, ...]  # ("options",), or ("A", "B", "C", "D")
+    marks: tuple[str, ...]  # by which an answer may name them
+    texts: tuple[str, ...]
+    code: str  # pairs of a mark and a text of a record `r`, in Python
+
+
+def choices_of(value: Mapping[str, Any], question: str, answer: Any) -> Choices | None:
+    """Return the choices that stand beside a question; None without any. `answer`: to that question."""
+    for choices, is_sure in _candidates(value):
+        if question in choices.columns:
+            continue
+        # A single letter may be anything; three in a row are choices.
+        is_known = is_sure and (choices.columns[0] != "A" or len(choices.texts) > 2)
+        if is_known or _names_one(answer, choices, with_numbers=is_sure):
+            return choices
+    return None
+
+
+def _candidates(value: Mapping[str, Any]) -> Iterator[tuple[Choices, bool]]:
+    """Yield what may be choices, by its shape, and True where the names say so too."""
+    for stem, columns, marks in _runs(tuple(value)):
+        texts = []
+        for column in columns:
+            text = value[column]
+            if isinstance(text, (str, int, float)) and str(text).strip():
+                texts.append(str(text).strip())
+        if len(texts) == len(columns):
+            pairs = json.dumps(list(zip(marks, columns, strict=True)))
+            code = f"[(m, r[k]) for m, k in {pairs} if r.get(k) is not None]"
+            is_sure = not stem or _is_sure(stem)
+            yield Choices(columns, marks, tuple(texts), code), is_sure
+
+    for name, item in value.items():
+        if not isinstance(item, (list, Mapping)) or name in _NO_CHOICES or names_answer(name):
+            continue
+        if not _OTHER_NAMES.isdisjoint(words_of_name(name)):
+            continue
+        listed = _listed(item, f"r[{json.dumps(name)}]")
+        if listed is not None:
+            yield Choices((name,), *listed), _is_sure(name)
+
+
+def _is_sure(name: str) -> bool:
+    words = words_of_name(name)
+    return bool(words) and words[-1] in _SURE
+
+
+@lru_cache(maxsize=64)
+def _runs(names: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """Return columns whose names differ in a letter or number at their end, which count from A, 0 or 1.
+
+    ("question", "opt_a", "opt_b", "answer")  →  (("opt", ("opt_a", "opt_b"), ("A", "B")),)
+    """
+    by_stem: dict[str, dict[str, str]] = {}
+    for name in names:
+        match = re.fullmatch(r"(.*?)[_ -]?([A-Za-z]|\d{1,2})", name, re.ASCII)
+        if match:
+            by_stem.setdefault(match[1], {})[match[2].upper()] = name
+    runs = []
+    for stem, by_mark in by_stem.items():
+        for marks in (string.ascii_uppercase, "0123456789", "123456789"):
+            number = next((i for i, mark in enumerate(marks) if mark not in by_mark), len(marks))
+            if number > 1:
+                columns = tuple(by_mark[mark] for mark in marks[:number])
+                runs.append((stem, columns, tuple(marks[:number])))
+                break
+    return tuple(runs)
+
+
+def _listed(item: Any, code: str) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
+    """Return the marks and texts of a list or an object of choices, and both in Python; None for anything else."""
+    of = code
+    code = f"zip({json.dumps(string.ascii_uppercase)}, {of})"
+    marks: Sequence[Any] = string.ascii_uppercase
+    texts: Sequence[Any] = ()
+    if isinstance(item, Mapping):
+        labels = item.get("label")
+        if isinstance(labels, list) and isinstance(item.get("text"), list):
+            marks = labels
+            texts = item["text"]
+            code = f'zip({of}["label"], {of}["text"])'
+        elif all(re.fullmatch(r"[A-Za-z]|\d", str(key), re.ASCII) for key in item):
+            marks = list(item)
+            texts = list(item.values())
+            code = f"{of}.items()"
+    elif all(isinstance(part, Mapping) for part in item):
+        key = next((key for key in ("label", "key", "id") if item and key in item[0]), "")
+        if key and all(key in part and "text" in part for part in item):
+            marks = [part[key] for part in item]
+            texts = [part["text"] for part in item]
+            code = f'[(c[{json.dumps(key)}], c["text"]) for c in {of}]'
+    else:
+        texts = item
+    if not 2 <= len(texts) <= min(len(marks), _MOST):
+        return None
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        return None
+    named = tuple(str(mark).upper() for mark in marks[: len(texts)])
+    return named, tuple(text.strip() for text in texts), code
+
+
+def counted_from(values: Sequence[tuple[Any, Choices]]) -> int | None:
+    """Return 0 or 1, from which answers that are numbers count; None for other answers, and where they do not tell.
+
+    `values`: the answer and the choices of each record, where these are marked with letters.
+    """
+    numbers = []
+    for answer, choices in values:
+        if not re.fullmatch(r"\d{1,2}", str(answer).strip(), re.ASCII) or choices.marks[0] != "A":
+            return None
+        numbers.append(int(answer))
+        if numbers[-1] == len(choices.texts):
+            return 1
+    return 0 if 0 in numbers else None
+
+
+def _names_one(answer: Any, choices: Choices, *, with_numbers: bool) -> bool:
+    """True if an answer is a choice, or begins with its mark: `B`, `(b)`, `B. Rome`.
+
+    `with_numbers`: a number may stand for a choice; without, it may be anything else.
+    """
+    if isinstance(answer, bool) or not isinstance(answer, (str, int)):
+        return False
+    text = str(answer).strip()
+    if text in choices.texts and not names_answer(choices.columns[0]):
+        return True
+    match = re.match(r"\(?([A-Za-z]|\d{1,2})(?=[.):]|$)", text, re.ASCII)
+    if match is None:
+        return False
+    mark = match[1].upper()
+    if mark.isdigit():
+        return with_numbers and (mark in choices.marks or int(mark) <= len(choices.texts))
+    return mark in choices.marks
