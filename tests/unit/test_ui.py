@@ -465,6 +465,9 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.get_by_label("Find").fill("nothing-like-this")
         page.locator("#data-sets tbody").first.wait_for(state="hidden")
         assert page.is_visible("#data-sets thead")
+        browser.show(page, f"{address}/compare")
+        page.get_by_label("Find").fill("nothing-like-this")
+        page.locator("#choices li").first.wait_for(state="hidden")
         assert not errors, "neither a script failed nor was anything refused by the policy"
 
 

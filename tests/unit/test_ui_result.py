@@ -17,7 +17,8 @@ from kubetune import errors, extras
 from kubetune.base import processes
 from kubetune.config.load import load_config
 from kubetune.result.forms.wanted import PROVENANCE
-from kubetune.rundir import metrics
+from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir.exit_status import DONE, ExitStatus, write_exit_status
 from kubetune.tasks import TASKS, task_of
 from kubetune.ui.jobs import Jobs, result_job
 from kubetune.ui.result.outcomes import end_in_words, state_of_end
@@ -66,6 +67,18 @@ def jobs_of(client: TestClient) -> Jobs:
 def ask(client: TestClient, verb: str, path: str = "command", **options: Any) -> Any:
     body = {"dir": "bot", "verb": verb, "options": options}
     return client.post(f"/run/result/{path}", json=body, headers=OURS).json()
+
+
+def test_export_stands_beside_chat_on_a_run_that_is_done(client: TestClient, run_dir: Path) -> None:
+    write_exit_status(run_dir, ExitStatus(0, DONE, 60))
+    checkpoints.commit(run_dir, checkpoints.State(step=50), lambda folder: None)
+    page = client.get("/run?dir=bot").text
+    assert page.count('href="/run/result?dir=bot#export"') == 1
+    assert (
+        page.index('beside=base">Chat</a>')
+        < page.index('#export">Export</a>')
+        < page.index('class="menu"')
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kubetune.base.humanize import place
 from kubetune.config.resolved import dotted_values
 from kubetune.config.schema import SourceConfig
 
@@ -76,11 +77,12 @@ def _flat(settings: Mapping[str, Any]) -> Values:
             continue
         for source in value:
             # The same file may be a source twice, with other settings.
-            name = f"{key}: {source['path']}"
+            path = place(source["path"])
+            name = f"{key}: {path}"
             count = 1
             while name in flat:
                 count += 1
-                name = f"{key}: {source['path']} ({count})"
+                name = f"{key}: {path} ({count})"
             flat[name] = dict(source)
             del flat[name]["path"]
 

@@ -280,7 +280,9 @@ def compare(request: Request) -> Response:
         chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]
         facts = {
             "title": "Compare",
-            "listed": site.records.listed(),
+            "listed": sorted(
+                site.records.listed(), key=lambda run: run["started"] or "", reverse=True
+            ),
             "chosen": chosen,
             "most": MOST_COMPARED,
         }
