@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.pages import EMBEDDED
 from kubetune.base import fault_injection, processes, whole_folder
 from kubetune.base.files import read_object
 from kubetune.errors import OK
 from kubetune.result.forms.wanted import PROVENANCE
+from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import labels, metrics
 from tests import browser
 from tests.push_hub import TOKEN, serving
 from tests.run.test_report_long import write_run
 from tests.run.test_ui_clicked import SECONDS, Server, go, leave, wait
+from tests.served_model import ServedModel, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -304,3 +308,38 @@ def test_runs_are_deleted_at_the_second_click_and_a_busy_one_is_not(
     tab.get_by_role("button", name="Delete 2 runs for good?").click()
     wait(tab, "document.querySelector('#chosen-problem').textContent.includes('three is at work')")
     assert (runs.folder / "two").is_dir(), "none of the chosen ones is deleted then"
+
+
+def test_a_server_is_checked_and_the_page_says_whether_it_is_the_model(
+    trained: Path, tmp_path: Path, tab: Page, errors: list[str]
+) -> None:
+    run_dir = tmp_path / "bot"
+    shutil.copytree(trained, run_dir, symlinks=True)
+    adapter = export_run(run_dir, tell=lambda _: None).path
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(adapter)
+    served_model = ServedModel(
+        PeftModel.from_pretrained(model, adapter).eval(), tokenizer, names=("bot",)
+    )
+    pages = Server(tmp_path)
+    try:
+        result_of(tab, pages, "Evaluate")
+        tab.locator("#serve button:not([type])").click()
+        wait(tab, "!document.querySelector('#serve .problem').hidden")
+        assert "which server?" in tab.inner_text("#serve .problem")
+        with served(served_model) as url:
+            tab.fill("#serve-url", url)
+            begin(tab, "Serve")
+            assert end_of(tab) == "It is done (exit code 0)."
+            assert "right: those of the trained model" in tab.inner_text("#output")
+            served_model.model = AutoModelForCausalLM.from_pretrained(EMBEDDED / "model").eval()
+            tab.fill("#serve-url", url)
+            tab.fill("#serve-model", "bot")
+            # The page still shows the command before.
+            with tab.expect_navigation():
+                tab.locator("#serve button:not([type])").click()
+            assert "exit code 5" in end_of(tab)
+            assert "those of the base" in tab.inner_text("#output")
+        assert not errors
+    finally:
+        leave(tab, pages)
