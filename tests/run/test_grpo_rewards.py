@@ -185,6 +185,10 @@ def looks(completions, **rest):
     open("left.txt", "w").write("x")
     return [float(len(names))] * len(completions)
 
+class Silent:
+    size = 1
+
+
 def other(a, b):
     return 0
 
@@ -598,6 +602,10 @@ def test_functions_reach_no_network_where_the_kernel_allows_that(code: Path) -> 
     ("name", "reason"),
     [
         ("nowhere", "has no function nowhere"),
+        (
+            "Silent",
+            "Silent gives an object of Silent, which has no `__call__`; expected a function",
+        ),
         ("other", "other(a, b) is no reward function; expected f(prompts, completions"),
     ],
 )

@@ -19,7 +19,8 @@ import json
 raise SystemExit("this file must not be run")
 
 def short(prompts, completions, **columns): ...
-class Polite: ...
+class Polite:
+    def __call__(self, completions): ...
 alias = short
 try:
     import fast as quick
@@ -72,6 +73,41 @@ def test_a_name_for_a_value_is_no_function(code: Path, text: str) -> None:
     ],
 )  # fmt: skip
 def test_a_name_that_only_running_the_file_explains_stays_open(code: Path, text: str) -> None:
+    code.write_text(text)
+    require_functions("rewards[0]", code, ["f"])
+
+
+CALLABLE = "class G:\n    def __call__(self, completions): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("class f: pass", "f is a class without `__call__`"),
+        ("class g: pass\nclass f(g):\n    x = 1", "f is a class without `__call__`"),
+        ("class g(object): pass\nf = g()", "f is an object of g, a class without `__call__`"),
+        (f"{CALLABLE}class f(G):\n    def __init__(self, size): self.size = size", "f is a class that needs size"),
+    ],
+)  # fmt: skip
+def test_what_the_text_shows_to_be_no_function_is_refused(
+    code: Path, text: str, reason: str
+) -> None:
+    code.write_text(text)
+    with pytest.raises(errors.ConfigError, match=f"{reason}.*; expected a function"):
+        require_functions("rewards[0]", code, ["f"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{CALLABLE}class f(G): ...", f"{CALLABLE}f = G()", "class f(Elsewhere): ...", "@made\nclass f: ...",
+        "class f(metaclass=g): ...", "class f: ...\nf.__call__ = g", "class f:\n    __call__ = g",
+        f"{CALLABLE}class f(G):\n    def __init__(self, size=3, *more, **others): ...",
+        "if x:\n    class f: ...\nelse:\n    f = g",
+        f"{CALLABLE}class H:\n    def __init__(self, size): ...\n    __call__ = G.__call__\nf = H(3)",
+    ],
+)  # fmt: skip
+def test_a_class_whose_objects_may_be_called_stays(code: Path, text: str) -> None:
     code.write_text(text)
     require_functions("rewards[0]", code, ["f"])
 

@@ -44,6 +44,11 @@ def require_functions(key: str, path: Path, functions: Sequence[str]) -> None:
     for function in functions:
         if function in defined:
             _require_no_value(key, path, tree, function)
+            reason = _not_callable(tree, function)
+            if reason:
+                raise ConfigError(
+                    f"{key}: {path}: {reason}; expected a function. Nothing was written."
+                )
             continue
         close = nearest(function, functions_here)
         hint = f"; did you mean {close}?" if close else "."
@@ -72,8 +77,73 @@ def _require_no_value(key: str, path: Path, tree: ast.Module, name: str) -> None
         )
 
 
+def _not_callable(tree: ast.Module, name: str) -> str:
+    """Return why objects of a class, or an object that the file makes of one, cannot be called; empty if they may be.
+
+    A class with a base, a decorator or a metaclass from elsewhere may be anything.
+    """
+    for node in ast.walk(tree):
+        # The method may be given to the class later, or another thing to the name.
+        is_call = isinstance(node, ast.Attribute) and node.attr == "__call__"
+        if is_call or isinstance(node, _REBINDING):
+            return ""
+    made = name
+    for statement in tree.body:
+        value = _value_given(statement, name)
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            made = value.func.id
+    body = _class_body(tree, made)
+    if body is None:
+        return ""
+    bound = set(_names(body))
+    if "__call__" not in bound:
+        what = (
+            "a class without `__call__`"
+            if made == name
+            else f"an object of {made}, a class without `__call__`"
+        )
+        return f"{name} is {what}"
+    init = next((node for node in body if getattr(node, "name", "") == "__init__"), None)
+    if made == name and isinstance(init, ast.FunctionDef) and not init.decorator_list:
+        needed = []
+        for parameter in _parameters(init.args)[1:]:
+            is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.default is parameter.empty and not is_open:
+                needed.append(parameter.name)
+        if needed:
+            return f"{name} is a class that needs {', '.join(needed)}, which nothing gives it"
+    return ""
+
+
+def _class_body(tree: ast.Module, name: str) -> list[ast.stmt] | None:
+    """Return the statements of a class and of its bases, those of the class first; None where the text leaves them open."""
+    statements = [statement for statement in tree.body if name in set(_names([statement]))]
+    definition = statements[0] if len(statements) == 1 else None
+    if not isinstance(definition, ast.ClassDef):
+        return None
+    if definition.decorator_list or definition.keywords:
+        return None
+    body = list(definition.body)
+    for base in definition.bases:
+        if not isinstance(base, ast.Name) or base.id == name:
+            return None
+        if base.id == "object":
+            continue
+        inherited = _class_body(tree, base.id)
+        if inherited is None:
+            return None
+        body += inherited
+    return body
+
+
 def _gives_value(statement: ast.stmt, name: str) -> bool:
     """True for `name = 3` and `name: list[int] = [3]`, but not for what a condition or a loop holds."""
+    value = _value_given(statement, name)
+    return value is not None and _is_value(value)
+
+
+def _value_given(statement: ast.stmt, name: str) -> ast.expr | None:
+    """Return what an assignment gives to a name; None for any other statement."""
     targets: list[ast.expr] = []
     if isinstance(statement, ast.Assign):
         targets = statement.targets
@@ -81,7 +151,7 @@ def _gives_value(statement: ast.stmt, name: str) -> bool:
         targets = [statement.target]
     is_named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
     value = getattr(statement, "value", None)
-    return is_named and isinstance(value, ast.expr) and _is_value(value)
+    return value if is_named and isinstance(value, ast.expr) else None
 
 
 def _is_value(expression: ast.expr) -> bool:

@@ -37,11 +37,16 @@ def load(path: Path, name: str) -> Function:
         spec.loader.exec_module(module)
 
     function: Any = getattr(module, name, None)
+    if function is None:
+        raise ValueError(f"{path} has no function {name}")
     # ms-swift's rewards are classes: an object of them is called.
     if inspect.isclass(function):
         function = function()
     if not callable(function):
-        raise ValueError(f"{path} has no function {name}")
+        what = type(function).__name__
+        raise ValueError(
+            f"{path}: {name} gives an object of {what}, which has no `__call__`; expected a function"
+        )
     form_of(inspect.signature(function).parameters, f"{path}: {name}")
     return cast(Function, function)
 
