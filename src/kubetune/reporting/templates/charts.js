@@ -12,7 +12,6 @@ window.drawCharts = () => {
   let xName = document.getElementById("x-axis").value;
   let smoothing = 4;
   let onPaper = false;
-  const paperWidth = 330;
   const colours = 12;
   const dashes = [[], [8, 4], [2, 3], [10, 3, 2, 3], [14, 5], [5, 5, 1, 5], [1, 5], [12, 3, 3, 3, 3, 3]];
   const lookedBack = [0, 1 / 320, 1 / 160, 1 / 80, 1 / 40, 1 / 20, 1 / 10];
@@ -76,9 +75,8 @@ window.drawCharts = () => {
     return longest > 3 ? [1, "h"] : longest > 0.05 ? [60, "min"] : [3600, "s"];
   };
 
-  const mostPoints = 40;
-  const mostAlone = 12; // points beside a curve of training that no line joins
-  const mostPale = 6;
+  // `mostAlone`: points beside a curve of training that no line joins.
+  const [mostPoints, mostAlone, mostPale] = [40, 12, 6];
   // The lines of a chart as they are drawn now: smoothed, and of these after all others the values themselves, pale.
   const linesOf = (chart) => {
     const isMixed = chart.lines.some((line) => line.kind === "smooth");
@@ -89,6 +87,12 @@ window.drawCharts = () => {
     });
     const pale = smoothing ? lines.filter((line) => line.kind === "smooth") : [];
     return pale.length > mostPale ? lines : [...lines, ...pale.map((line) => ({ ...line, kind: "pale", values: chart.data[line.of + 1] }))];
+  };
+  // All charts begin and end at the same place, so that they can be read below each other.
+  const sharedRange = () => {
+    const low = xName === "step" ? Math.min(...charts.map((chart) => chart.data[0][0])) : 0;
+    const high = Math.max(...axes.map((_, run) => reached(run, lastOf(run))));
+    return low < high ? [low, high] : [low - 1, low + 1];
   };
   const columnsOf = (chart, lines) => {
     const columns = lines.map((line) => line.values);
@@ -220,21 +224,20 @@ window.drawCharts = () => {
     place.textContent = "";
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, labelSize: 20,
       ticks: { stroke: colour("--grid"), width: 1 }, font: "12px Inter, system-ui, sans-serif", labelFont: "12px Inter, system-ui, sans-serif" };
-    const whole = xName === "step" || xName === "tokens";
     const lines = linesOf(chart);
     const columns = columnsOf(chart, lines);
     const plot = new uPlot({
-      width: onPaper ? paperWidth : Math.max(200, place.clientWidth),
+      width: onPaper ? 330 : Math.max(200, place.clientWidth),
       height: place.closest(":fullscreen") ? innerHeight - 190 : onPaper ? 190 : place.closest(".hero, .pane") ? 220 : 250,
       series: [{ label: xName }, ...lines.map((line) => series(line, hidden.get(index).has(line.of)))],
       bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
       scales: {
-        x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
+        x: { time: false, range: sharedRange },
         y: yScale(index),
       },
       axes: [
         { ...axis, space: 60, size: 34, labelSize: 16, label: byId("x-axis").selectedOptions[0].textContent + (xName === "time" ? `, ${unitOfTime()[1]}` : ""),
-          values: (u, at) => at.map((v) => (Number.isInteger(v) || !whole ? onX(v) : "")) },
+          values: (u, at) => at.map((v) => (Number.isInteger(v) || !["step", "tokens"].includes(xName) ? onX(v) : "")) },
         // A name that is over the chart already, or longer than the axis, is left out.
         { ...axis, ...(chart.axis === chart.title || chart.axis.length > 34 ? {} : { label: chart.axis }), size: chart.unit === "bytes" ? 78 : 62,
           ...(chart.unit === "bytes" && !scales.get(index) ? { incrs: binary } : {}),
@@ -395,10 +398,7 @@ window.drawCharts = () => {
   addEventListener("beforeprint", () => paper(true), { signal });
   addEventListener("afterprint", () => paper(false), { signal });
   matchMedia("print").addEventListener("change", (query) => paper(query.matches), { signal });
-  let width = innerWidth;
-  addEventListener("resize", () => {
-    if (innerWidth !== width && !onPaper) { width = innerWidth; drawAll(); }
-  }, { signal });
+  addEventListener("resize", () => { if (!onPaper) document.dispatchEvent(new CustomEvent("shown")); }, { signal });
   // The window may have been as large before.
   document.addEventListener("fullscreenchange", drawAll, { signal });
 };
