@@ -39,6 +39,7 @@ from kubetune.scoring.rewards.model_sources import source_of
 from kubetune.scoring.rewards.named_models import NamedModel
 from kubetune.scoring.rewards.teachers import load_teacher
 from kubetune.tasks import causal_lm
+from kubetune.training.rollouts.model_answers import reference_of
 from kubetune.training.rollouts.sampler import Decoder
 from tests import reviews, toy
 from tests.architectures import random_rows, save_model, take_gradients
@@ -389,6 +390,34 @@ def test_no_rank_ever_holds_a_whole_teacher(inputs: Path, tmp_path: Path, use_do
         assert held == pytest.approx(whole / 2, rel=0.01)
         # Half of the base, a layer that is read, and the tables, which are cut last; adapters, some of them in fp32.
         assert most < held + 2 * whole / 16 + 2 * 4 * 512 * 512 + whole / 16
+
+
+def reference_beside(world: World, config: Config) -> tuple[float, bool]:
+    """Return logits of the model before training, beside one that learns in full, and if it is in parts."""
+    spec = ModelSpec.of(config)
+    learner = causal_lm.TASK.build(spec, config.training, world, Workload(0))
+    reference = reference_of(spec, world, learner)
+    assert reference is not None
+    with torch.no_grad(), own_attention(reference.lm):
+        logits = Decoder(reference.lm, [[1, 2, 3], [4]], 2, 0).logits
+    shards = base_shards.of(reference.lm)
+    if shards is not None:
+        shards.close()
+        assert shards.held_bytes == pytest.approx(shards.nbytes / 2, rel=0.01)
+    assert not any(parameter.requires_grad for parameter in reference.model.parameters())
+    return float(logits.sum()), shards is not None
+
+
+def test_the_model_before_training_is_cut_beside_one_that_learns_in_full(inputs: Path) -> None:
+    results = []
+    for parallelism in ("fsdp", "ddp"):
+        config = test_grpo.config_of(inputs, {"parallelism": parallelism}, beta=0.05)
+        config = config.model_copy(update={"lora": None})
+        results.append(run_ranks(reference_beside, 2, config))
+    (ours, is_cut), _ = results[0]
+    (theirs, is_cut_too), _ = results[1]
+    assert (is_cut, is_cut_too) == (True, False)
+    assert ours == theirs
 
 
 def drawn_apart(world: World, config: Config) -> tuple[list[float], list[float], int, int]:

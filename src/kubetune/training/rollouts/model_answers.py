@@ -155,5 +155,6 @@ def reference_of(spec: ModelSpec, world: World, learner: Learner) -> Learner | N
     spec = spec.decided_for(world)
     is_cut = fsdp.is_sharded(learner.model)
     with base_shards.Reader(world, ()).reading() if is_cut else nullcontext():
-        model = load_pretrained(AutoModelForCausalLM, spec, world.device).eval()
+        model = load_pretrained(AutoModelForCausalLM, spec, world.device)
+    model.eval().requires_grad_(False)
     return replace(causal_lm.TASK.learner_of(model, spec), grpo=spec.grpo)
