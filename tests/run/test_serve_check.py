@@ -577,8 +577,8 @@ def test_a_server_of_the_plain_api_is_asked_as_far_as_it_answers(
 def test_ollama_is_asked_by_texts_for_single_tokens(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = changed(tells="ollama")(run_dir)
-    code, points, _ = checked(server, run_dir, capsys)
+    server = changed(tells="ollama", names=("base", "bot"))(run_dir)
+    code, points, _ = checked(server, run_dir, capsys, "--model=Bot")
     states = {name: point["state"] for name, point in points.items()}
     assert (states.pop("names"), states.pop("log-probabilities")) == ("right", "right")
     assert set(states.values()) == {"unknown"}

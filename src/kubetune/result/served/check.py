@@ -72,8 +72,8 @@ def _named(
 ) -> ServedPoint:
     """Return whether the server has a model of the name."""
     asked = endpoint.model
-    # Ollama's names have a version.
-    candidates = {asked, f"{asked}:latest"}.intersection(cards)
+    # Ollama's names have only small letters, and a version.
+    candidates = {asked, f"{asked.lower()}:latest"}.intersection(cards)
     # The only adapter, or the only model, can be meant where nobody named one.
     if not candidates and not is_asked_for:
         candidates = {name for name, card in cards.items() if card.get("parent")} or set(cards)
