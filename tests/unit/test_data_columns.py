@@ -944,3 +944,78 @@ def test_a_text_beside_messages_becomes_the_message_of_the_system_or_is_refused(
     example = read(rows[0], columns=columns).example
     assert isinstance(example, Chat)
     assert dict(example.messages[0]) == {"role": "system", "content": text}
+
+
+TEXTS = {"sentence1": "A man {n} walks along.", "sentence2": "Somebody {n} is outdoors."}
+CLASSES: list[tuple[dict[str, Any], list[Any], int, dict[str, str]]] = [
+    ({**TEXTS, "pairID": "p{n}"}, ["entailment", "contradiction", "neutral"], 60, {"label": "verdict"}),
+    ({"premise": "A man {n} walks.", "hypothesis": "He {n} is out."}, ["e", "c"], 8, {"label": "gold"}),
+    (
+        {"utterance": "please do thing {n}"},
+        [f"intent_{n}" for n in range(25)],
+        200,
+        {"text": "utterance", "label": "verdict"},
+    ),
+    ({"text": "This is it {n}."}, [["joy", "fear"], ["joy"], ["anger"], []], 60, {"label": "verdict"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "classes", "number", "columns"), CLASSES)
+def test_classes_of_any_name_make_a_classifier(
+    row: dict[str, Any],
+    classes: list[Any],
+    number: int,
+    columns: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = []
+    for n in range(number):
+        texts = json.loads(json.dumps(row).replace("{n}", str(n)))
+        rows.append({**texts, columns["label"]: classes[n % len(classes)]})
+    code, output = inited(rows, capsys=capsys)
+    assert code == 0, output
+    config = load_config(Path("run.yaml"))
+    assert config.task == "sequence_classification"
+    assert config.data.train[0].columns == columns
+
+
+def test_of_texts_that_are_compared_none_is_advised_as_an_answer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for names in (("sentence1", "sentence2"), ("text_a", "text_b")):
+        rows = []
+        for n in range(8):
+            texts = dict(zip(names, TEXTS.values(), strict=True))
+            rows.append(
+                {**json.loads(json.dumps(texts).replace("{n}", str(n))), "mark": "ecn"[n % 3]}
+            )
+        code, output = inited(rows, capsys=capsys)
+        assert code == 2
+        assert "completion=" not in output
+        first, second = names
+        assert f"`--columns text={first} text_pair={second} label=NAME`" in output
+
+
+def test_a_short_class_by_a_known_name_is_advised_as_the_label(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"utterance": f"please do thing {n}", "intent": f"go {n % 5}"} for n in range(12)]
+    code, output = inited(rows, capsys=capsys)
+    assert code == 2
+    assert "completion=" not in output
+    assert "`--columns text=utterance label=intent`" in output
+
+
+def test_a_text_of_the_system_gets_one_advice_however_many_rows_have_it() -> None:
+    for number in (6, 60):
+        columns = Columns()
+        for n in range(number):
+            row = {
+                "sys": f"Be pirate {n % 2}.",
+                "prompt": f"Who is {n}?",
+                "completion": "It is he.",
+            }
+            columns.note("sys", row, {}, ())
+        (column,) = left_out(columns.to_json(number), "d.jsonl")
+        assert column.meaning == "text"
+        assert "{instruction: prompt, output: completion, system: sys}" in column.advice

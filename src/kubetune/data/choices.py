@@ -71,6 +71,11 @@ def _candidates(value: Mapping[str, Any]) -> Iterator[tuple[Choices, bool]]:
             yield Choices((name,), *listed), _is_sure(name)
 
 
+def are_numbered(names: Sequence[str]) -> bool:
+    """True for names that differ in a letter or number at their end alone: `text_a` and `text_b`."""
+    return any(set(columns) == set(names) for _, columns, _ in _runs(tuple(names)))
+
+
 def _is_sure(name: str) -> bool:
     words = words_of_name(name)
     return bool(words) and words[-1] in _SURE

@@ -33,8 +33,9 @@ _OF_MESSAGES: Final = "messages[]."
 RecordValue = Mapping[str, Any]
 Meaning = Literal["subject", "thought", "text", "class", "other"]
 
-# Classes of a column: at most so many, in at least so many records.
+# Classes of a column: at most so many, in at least so many records. More numbers are counts, ages or scores.
 MOST_CLASSES: Final = 20
+_MOST_NAMED_CLASSES: Final = 200
 FEWEST_RECORDS: Final = 30
 # So many are enough to name the column; a task is guessed from more.
 _FEWEST_NAMED: Final = 6
@@ -43,6 +44,7 @@ _LONGEST_CLASS: Final = 40  # characters
 _PHRASES_OF_A_TEXT: Final = 0.5
 # Share of the records in which a column says what the record says anyway.
 _MOSTLY: Final = 0.9
+_SOME: Final = 0.3
 
 
 def count_words(value: Any) -> int:
@@ -167,6 +169,24 @@ def _as_answer(name: str, value: RecordValue, columns: Mapping[str, str]) -> dic
     if not isinstance(value[name], str) or not is_prose(value[name]):
         return {}
     return {"prompt": "text", "completion": name}
+
+
+def _as_system(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the `columns` by which a text becomes the message of the system; none by another name, or if there is one."""
+    words = re.findall(r"[a-z]+", name.lower())
+    is_called = not {"sys", "system", "persona"}.isdisjoint(words)
+    if not is_called or not isinstance(value[name], str) or not is_prose(value[name]):
+        return {}
+    if key_of(TALKS, value, columns):
+        return with_system(name, value)
+    question = key_of(PROMPTS, value, columns)
+    answer = key_of(ANSWERS, value, columns)
+    has_system = key_of(("system", "system_prompt"), value, columns)
+    if has_system or not question or not answer or key_of(("chosen", "rejected"), value, columns):
+        return {}
+    # A plain prompt has no place for it.
+    chosen = {"instruction": question, "output": answer}
+    return _whole({**chosen, "system": name}, columns)
 
 
 def fitting(value: RecordValue) -> dict[str, str]:
@@ -370,10 +390,11 @@ class ColumnFacts:
     words: int = 0
     phrases: int = 0  # records with several words in it
     repeated: int = 0  # records whose other texts hold it too
-    # short values as JSON has them; one more than MOST_CLASSES stands for too many
+    # short values as JSON has them; one more than _MOST_NAMED_CLASSES stands for too many; of lists their items
     values: set[str] = field(default_factory=set)
     is_short: bool = True
     is_plain: bool = True  # no lists or objects
+    is_list: bool = True  # nothing but lists
     # how a text of it is used, from the first record
     use: dict[str, str] = field(default_factory=dict)
     # the text that it may be a class of, and the answer beside it, from the first record
@@ -390,11 +411,17 @@ class ColumnFacts:
         self.phrases += _is_phrase(value)
         if words and _is_held(value, texts):
             self.repeated += 1
-        is_short = isinstance(value, (str, int)) and len(str(value)) <= _LONGEST_CLASS
+        # Several classes of a record are a list of names; a list of numbers is scores.
+        items = value if isinstance(value, list) else [value]
+        kinds = str if isinstance(value, list) else (str, int)
+        self.is_list = self.is_list and isinstance(value, list)
+        is_short = all(
+            isinstance(item, kinds) and len(str(item)) <= _LONGEST_CLASS for item in items
+        )
         self.is_short = self.is_short and is_short
         self.is_plain = self.is_plain and not isinstance(value, (list, Mapping))
-        if is_short and len(self.values) <= MOST_CLASSES:
-            self.values.add(str(value).strip())
+        if is_short and len(self.values) <= _MOST_NAMED_CLASSES:
+            self.values.update(str(item).strip() for item in items)
 
     def __add__(self, other: ColumnFacts) -> ColumnFacts:
         return ColumnFacts(
@@ -402,9 +429,10 @@ class ColumnFacts:
             self.words + other.words,
             self.phrases + other.phrases,
             self.repeated + other.repeated,
-            set(sorted(self.values | other.values)[: MOST_CLASSES + 1]),
+            set(sorted(self.values | other.values)[: _MOST_NAMED_CLASSES + 1]),
             self.is_short and other.is_short,
             self.is_plain and other.is_plain,
+            self.is_list and other.is_list,
             self.use or other.use,
             self.text or other.text,
             self.answer or other.answer,
@@ -423,9 +451,11 @@ class ColumnFacts:
             return "thought"
         if names_subject(name) and mean >= 2:
             return "subject"
-        if self.is_class(name, records=records, fewest=_FEWEST_NAMED):
-            return "class"
         is_text = self.phrases >= _PHRASES_OF_A_TEXT * self.records
+        # Sentences that repeat beside an answer are instructions.
+        is_said = is_text and bool(self.answer)
+        if not is_said and self.is_class(name, records=records, fewest=_FEWEST_NAMED):
+            return "class"
         if name in PROMPTS or name in ANSWERS:
             is_text = mean >= 1
         return "text" if is_text and not names_metadata(name) else "other"
@@ -435,12 +465,18 @@ class ColumnFacts:
         is_aside = names_metadata(name) or name.startswith(_OF_MESSAGES)
         if not self.is_short or is_aside or self.records < fewest:
             return False
-        if self.records < _MOSTLY * records or not 2 <= len(self.values) <= MOST_CLASSES:
+        # No class may apply to a record, where several may.
+        share = _SOME if self.is_list else _MOSTLY
+        if self.records < share * records or not 2 <= len(self.values) <= self._most_classes():
             return False
         # Few rows with a value each are names; numbers with a fraction and dates are no classes.
         if len(self.values) > self.records / 3:
             return False
         return not any(re.fullmatch(r"-?\d+\.\d+|\d{4}-\d\d.*", value) for value in self.values)
+
+    def _most_classes(self) -> int:
+        is_number = all(re.fullmatch(r"-?\d+", value) for value in self.values)
+        return MOST_CLASSES if is_number else _MOST_NAMED_CLASSES
 
 
 def _of_messages(name: str, value: RecordValue) -> Any:
@@ -476,7 +512,9 @@ class Columns(dict[str, ColumnFacts]):
             if names_thought(name):
                 facts.use = _as_thought(name, value, columns)
             else:
-                facts.use = with_subject(name, value, columns) or _as_answer(name, value, columns)
+                facts.use = _as_system(name, value, columns)
+                facts.use = facts.use or with_subject(name, value, columns)
+                facts.use = facts.use or _as_answer(name, value, columns)
             text = key_of(("text", "sentence", *PROMPTS), value, columns)
             facts.text = text if isinstance(value.get(text), str) else ""
             facts.answer = key_of((*ANSWERS, *TALKS, "chosen"), value, columns)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from kubetune.base.humanize import counted, shell_word
 from kubetune.config.data_files import ending_of, is_read
 from kubetune.config.schema import RecordKind, SourceConfig
+from kubetune.data.choices import are_numbered
 from kubetune.data.column_names import (
     ANSWERS,
     PROMPTS,
@@ -59,6 +60,7 @@ from kubetune.data.reading.examples import (
 from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.formats import detect, read
 from kubetune.data.reading.images import IMAGE_SUFFIXES
+from kubetune.data.reading.labelled import pair_in
 from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
@@ -84,7 +86,9 @@ _OTHER_NAMES: Final = {
         *ANSWERS, "reply", "assistant", "bot", "target", "summary", "highlights", "tldr", "translation",
         "final_answer", "a",
     ),
-    "label": ("label", "labels", "class", "category", "sentiment", "intent", "topic", "rating", "stars"),
+    "label": (
+        "label", "labels", "gold_label", "gold", "class", "category", "sentiment", "intent", "topic", "rating", "stars",
+    ),
     "text": ("text", "sentence", "review", "comment", "body", "content", "document", "article", "message"),
 }  # fmt: skip
 _TASKS: Final[dict[RecordKind, str]] = {
@@ -374,6 +378,12 @@ def _kind_of(seen: _SeenRecords, columns: Mapping[str, str]) -> RecordKind:
     if has_label or _can_be_read(seen.records[0], "labelled"):
         return "labelled"
     classes = [name for name in seen.classes() if name != by_name["text"]]
+    # Two texts that are compared, whatever the column with the verdict is called.
+    if pair_in(seen.names.values()):
+        label = by_name["label"] or (classes[0] if len(classes) == 1 else None)
+        by_name["label"] = label
+        by_name["text"] = None
+        return "labelled" if label else "text"
     if len(classes) == 1 and (by_name["text"] or len(seen.texts()) == 1):
         by_name["label"] = classes[0]
         by_name["text"] = by_name["text"] or seen.texts()[0]
@@ -747,7 +757,8 @@ def _unknown(seen: _SeenRecords, path: str) -> str:
     # All that would be learned: what may be pasted leaves none of it out.
     held = []
     for name, facts in seen.facts.items():
-        if facts.words and not names_metadata(name) and name not in classes:
+        is_class = name in classes or name == seen.by_name["label"]
+        if facts.words and not names_metadata(name) and not is_class:
             held.append(name)
     answers = [name for name in held if names_answer(name) or names_bad_answer(name)]
     lists = [name for name in answers if isinstance(seen.first.get(name), list)]
@@ -760,12 +771,20 @@ def _unknown(seen: _SeenRecords, path: str) -> str:
     are_texts = all(isinstance(seen.first.get(name), str) for name in held)
     # A question is no answer.
     held.sort(key=lambda name: name.lower() not in PROMPTS)
-    if len(held) == 2 and are_texts and held[1].lower() not in PROMPTS:
+    labels = list(dict.fromkeys(filter(None, (seen.by_name["label"], *classes))))
+    texts = [name for name in held if name in seen.texts()]
+    if len(texts) == 2 and (pair_in(texts) or are_numbered(texts)):
+        # Either may contradict the other, so none is an answer.
+        label = shell_word(labels[0]) if labels else "NAME"
+        ways.append(
+            f"`--columns text={shell_word(held[0])} text_pair={shell_word(held[1])} label={label}`"
+        )
+    elif len(held) == 2 and are_texts and held[1].lower() not in PROMPTS:
         ways.append(f"`--columns prompt={shell_word(held[0])} completion={shell_word(held[1])}`")
     if len(held) == 1 and are_texts:
         if held[0].lower() not in PROMPTS:
             ways.append(f"`--columns text={shell_word(held[0])}`")
-        for name in classes[:1]:
+        for name in labels[:1]:
             ways.append(f"`--columns text={shell_word(held[0])} label={shell_word(name)}`")
     if not ways:
         return f"{text}. Say which is which: `--columns prompt=NAME completion=NAME`, or `--columns text=NAME label=NAME`"

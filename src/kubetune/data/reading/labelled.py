@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from kubetune.data.reading.examples import Label, Labelled
@@ -63,6 +63,11 @@ def label_key(value: Value, *, is_pair: bool) -> str:
     """
     names = ("label", "labels", "score") if is_pair else ("label", "labels")
     return first_of(names, value) or "label"
+
+
+def pair_in(names: Collection[str]) -> bool:
+    """True if two of these names are those of texts that are compared."""
+    return any(first in names and second in names for first, second in _PAIRS[:3])
 
 
 def texts_of(value: Value) -> tuple[str, str | None]:
