@@ -202,6 +202,12 @@ def lock_file(target: Any) -> bool:
     return True
 
 
+def lease_file(target: Any) -> bool:
+    with open(target["file"]) as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    return True
+
+
 def write_pipe(target: Any) -> bool:
     os.close(os.open(target["fifo"], os.O_WRONLY | os.O_NONBLOCK))
     return True

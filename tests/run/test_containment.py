@@ -50,6 +50,9 @@ ROWS = {
     ],
     "let other users run files of its own with its rights (setuid)": ["open_private_folder"],
     "hold locks (`flock`) on files that it may read": ["lock_file"],
+    "hold leases on files of its user's, so that others wait to open them, 45 s at most": [
+        "lease_file"
+    ],
     "write to pipes on the disk": ["write_pipe"],
     "change the mode of the run's output": ["change_mode_of_output"],
     "open terminals": ["open_terminal"],
