@@ -123,6 +123,7 @@ def test_a_run_that_learns_nothing_ends_with_that(
     shown = capfd.readouterr().out
     sentence = "nothing was learned: all 32 answers got reward 0"
     assert sentence in shown.splitlines()[-1], shown
+    assert f"`kubetune rollouts {tmp_path / 'run'}`" in shown.splitlines()[-1]
     assert "Next:" not in shown
     status = exit_status.read_exit_status(tmp_path / "run")
     assert status is not None

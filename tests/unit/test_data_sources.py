@@ -17,6 +17,7 @@ import pytest
 from huggingface_hub import constants
 
 from kubetune.config.schema import ModelConfig, SourceConfig
+from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.reading.convert import convert_source
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.hub import find_files, unresolved_host
@@ -211,6 +212,9 @@ def test_samples_are_a_function_of_the_seed(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"range \[1000, 2000\) takes no record of 1,000"):
         select_rows(SourceConfig(path=str(file), range=(1000, 2000)), 1)
+    # A start counts records first, and says the same.
+    with pytest.raises(DataError, match=r"range \[1000, 2000\) takes no record of 1,000"):
+        taken_by(SourceConfig(path=str(file), range=(1000, 2000)))
 
 
 def test_a_data_set_of_the_hub_without_the_hub_is_explained() -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.humanize import counted
+from kubetune.base.humanize import counted, shell_word
 from kubetune.config.metric_names import TELLING
 from kubetune.rundir.metrics import METRICS, TIMINGS, is_evaluation, is_number, stream_lines
 
@@ -179,8 +179,9 @@ def nothing_learnt(totals: Totals, answers_of_prompt: int) -> dict[str, Any] | N
     return facts
 
 
-def nothing_learnt_line(facts: Mapping[str, Any]) -> str:
-    """Return what `nothing_learnt` returned as a sentence."""
+def nothing_learnt_line(facts: Mapping[str, Any], run_dir: Path | None = None) -> str:
+    """Return what `nothing_learnt` returned as a sentence, with a command that can be pasted for a run at hand."""
+    place = "RUN_DIR" if run_dir is None else shell_word(str(run_dir))
     answers = f"all {facts['answers']:,} answers"
     if facts["reward"] is None:
         same = (
@@ -189,7 +190,7 @@ def nothing_learnt_line(facts: Mapping[str, Any]) -> str:
     else:
         same = f"{answers} got reward {facts['reward']:g}"
     return (
-        f"nothing was learned: {same}. Look at them with `kubetune rollouts RUN_DIR`; a reward that has more values, easier "
+        f"nothing was learned: {same}. Look at them with `kubetune rollouts {place}`; a reward that has more values, easier "
         "prompts, a higher grpo.temperature, or a model that was first trained on examples gives something to learn from"
     )
 

@@ -59,7 +59,7 @@ def _write_report(start: RankStart, state: State, peak: int) -> str:
             state.step,
             run_dir / metrics.REPORT,
         )
-        return _remark(read_report(run_dir))
+        return _remark(read_report(run_dir), run_dir)
 
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
@@ -132,17 +132,17 @@ def _log_result(
         f"{numbers['tokens']:,}",
         numbers["seconds"],
     )
-    return _remark(numbers)
+    return _remark(numbers, run_dir)
 
 
-def _remark(numbers: Mapping[str, Any]) -> str:
+def _remark(numbers: Mapping[str, Any], run_dir: Path) -> str:
     """Return the remark on a run that came to its end but went wrong, by its report.json; "" for any other run."""
     runaway = numbers.get("loss_runaway")
     if isinstance(runaway, dict):
         return runaway_line(runaway)
     nothing = numbers.get("nothing_learnt")
     if isinstance(nothing, dict):
-        return nothing_learnt_line(nothing)
+        return nothing_learnt_line(nothing, run_dir)
     return ""
 
 

@@ -21,6 +21,7 @@ from kubetune.data.reading.hub import is_local
 from kubetune.data.reading.sources import (
     Located,
     count_rows,
+    empty_range,
     evaluated_rows,
     locate,
     no_records,
@@ -120,7 +121,10 @@ def where_is(source: SourceConfig, *, made_by_pod: bool = False) -> Located | No
 
 
 def taken_by(source: SourceConfig, *, made_by_pod: bool = False) -> int | None:
-    """Return how many records of a source `#N` and `range` take; None for data that are not files of this machine."""
+    """Return how many records of a source `#N` and `range` take; None for data that are not files of this machine.
+
+    Raise DataError for a range that takes none.
+    """
     located = where_is(source, made_by_pod=made_by_pod)
     if located is None:
         return None
@@ -134,6 +138,8 @@ def taken_by(source: SourceConfig, *, made_by_pod: bool = False) -> int | None:
     if source.range is not None:
         # Of 100 records, the range 90 to 120 takes 10.
         begin, end = source.range
+        if taken and not begin < min(taken, end):
+            raise empty_range(source, taken)
         taken = max(0, min(taken, end) - begin)
 
     return taken

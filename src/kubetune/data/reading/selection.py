@@ -9,7 +9,7 @@ import numpy as np
 from kubetune.base.humanize import counted
 from kubetune.config.schema import SourceConfig
 from kubetune.data.order import Ids, hash_ids, shuffled
-from kubetune.data.reading.sources import count_rows, locate, no_records
+from kubetune.data.reading.sources import count_rows, empty_range, locate, no_records
 from kubetune.errors import DataError
 
 # What becomes of a record, a byte for each.
@@ -85,9 +85,7 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
     # A range is a slice of the shuffled records, so ranges that do not overlap share no record.
     first, end = source.range or (0, len(sampled))
     if not 0 <= first < min(end, len(sampled)):
-        raise DataError(
-            f"{source.path}: range [{first}, {end}) takes no record of {len(sampled):,}"
-        )
+        raise empty_range(source, len(sampled))
 
     return np.sort(sampled[first:end])
 

@@ -547,3 +547,9 @@ def _known(file: Path) -> Path:
     if not is_read(file) and not is_packed_otherwise(file):
         raise DataError(f"{file} is of an unknown kind; expected {readable_endings()}")
     return file
+
+
+def empty_range(source: SourceConfig, available: int) -> DataError:
+    """Return the error for a range that begins behind the records that there are."""
+    first, end = source.range or (0, available)
+    return DataError(f"{source.path}: range [{first}, {end}) takes no record of {available:,}")
