@@ -27,7 +27,7 @@ from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.proposals import (
     GpuPool,
     Proposals,
-    Run,
+    RunToPlace,
     Way,
     least_gpu_bytes,
     least_gpus,
@@ -42,7 +42,7 @@ from tests.unit.test_forecast import QWEN3_8B
 WEIGHTS = Weights(shapes_of(QWEN3_8B), QWEN3_8B, stated=False)
 
 
-def run_of(*overrides: str) -> Run:
+def run_of(*overrides: str) -> RunToPlace:
     config = load_config(
         None,
         overrides=[
@@ -58,10 +58,10 @@ def run_of(*overrides: str) -> Run:
         device = DeviceFacts(None, gpu_bytes)
         return costs_of(changed, plan, DataTotals(None, None), device, {}, WEIGHTS)
 
-    return Run(config, partial(make_plan), costs)
+    return RunToPlace(config, partial(make_plan), costs)
 
 
-def asked(gpus: str, *overrides: str) -> tuple[Run, Proposals]:
+def asked(gpus: str, *overrides: str) -> tuple[RunToPlace, Proposals]:
     pool = GpuPool.parse(gpus)
     run = run_of(*overrides)
     return run, propose(run, pool)
@@ -157,7 +157,7 @@ def test_what_does_not_fit_says_what_it_would_take() -> None:
     )
 
 
-def _require_it_fits(run: Run, way: Way) -> None:
+def _require_it_fits(run: RunToPlace, way: Way) -> None:
     needed = least_gpu_bytes(run, way)
     on_that = run.costs_of(way.config, way.plan, needed).memory
     assert on_that is not None
@@ -197,7 +197,7 @@ def test_a_way_is_written_in_the_run_file_and_comments_stay(tmp_path: Path) -> N
     pool = GpuPool.parse("2x24GB")
     config = load_config(file)
     run = run_of()
-    way = propose(Run(config, run.plan_of, run.costs_of), pool).best
+    way = propose(RunToPlace(config, run.plan_of, run.costs_of), pool).best
     assert way is not None
     write_way(file, way, pool)
     text = file.read_text()
@@ -311,7 +311,7 @@ def test_auto_is_what_is_proposed_first(tmp_path: Path) -> None:
         config = load_config(file, overrides=[*options, memory])
         run = run_of()
         best = propose(
-            Run(config, run.plan_of, run.costs_of), GpuPool.parse(f"2x{gpu_memory}")
+            RunToPlace(config, run.plan_of, run.costs_of), GpuPool.parse(f"2x{gpu_memory}")
         ).best
         plan = make_plan(config)
         chosen, _, _ = decide_parallelism(config, plan, device_bytes(config.compute, plan), {})

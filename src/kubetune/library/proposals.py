@@ -28,7 +28,7 @@ from kubetune.plan.proposals import (
     Changes,
     GpuPool,
     Proposals,
-    Run,
+    RunToPlace,
     Way,
     least_gpu_bytes,
     least_gpus,
@@ -42,7 +42,7 @@ COLUMNS = ("TRAINING", "ROWS AT A TIME", "A GPU TAKES", "TIME", "CHANGES")
 class Proposed:
     """The ways to train a run on a pool of GPUs, in words and numbers."""
 
-    run: Run
+    run: RunToPlace
     proposals: Proposals
 
     def headline(self) -> str:
@@ -141,7 +141,7 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
         device = DeviceFacts(gpu_here(plan.device), gpu_bytes)
         return costs_of(changed, plan, totals, device, environ, weights)
 
-    run = Run(config, partial(plan_of, data), planned_costs)
+    run = RunToPlace(config, partial(plan_of, data), planned_costs)
     ways = propose(run, pool)
     if not ways.ways and not ways.refused:
         raise ModelError(f"model {config.model.path}: its config.json does not name its sizes")

@@ -11,7 +11,7 @@ from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
 from kubetune.plan.devices import gpu_here
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
-from kubetune.plan.proposals import Run, Way, first_that_fits, parallelisms
+from kubetune.plan.proposals import RunToPlace, Way, first_that_fits, parallelisms
 
 
 class Choice(NamedTuple):
@@ -44,7 +44,7 @@ def decide_parallelism(
 
     ways: Sequence[Way] = ()
     if weights is not None:
-        ways = first_that_fits(Run(config, lambda _: plan, planned_costs), memory)
+        ways = first_that_fits(RunToPlace(config, lambda _: plan, planned_costs), memory)
     if not ways:
         why = f"the sizes of {config.model.path} are not known before it is loaded"
         return Choice(in_parts, why, False)

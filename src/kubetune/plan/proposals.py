@@ -103,7 +103,7 @@ class Proposals:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunToPlace:
     """What is to be trained: a config, and how a changed config is planned on the same data."""
 
     config: Config
@@ -111,7 +111,7 @@ class Run:
     costs_of: Callable[[Config, Plan, int], Costs]  # the last: bytes of a GPU
 
 
-def propose(run: Run, pool: GpuPool) -> Proposals:
+def propose(run: RunToPlace, pool: GpuPool) -> Proposals:
     """Return the ways to train a run on a pool. There are none for a model whose sizes are not known."""
     ways = []
     refused = []
@@ -154,13 +154,13 @@ def _methods(config: Config) -> Iterator[dict[str, Any]]:
 class _Base:
     """A run on a pool as its file says, which each way changes."""
 
-    run: Run
+    run: RunToPlace
     pool: GpuPool
     tree: Mapping[str, Any]  # its settings, with the GPUs of the pool
     global_batch_size: int
 
     @classmethod
-    def of(cls, run: Run, pool: GpuPool) -> _Base:
+    def of(cls, run: RunToPlace, pool: GpuPool) -> _Base:
         placement = {
             "compute.nodes": pool.nodes,
             "compute.gpus_per_node": pool.gpus_per_node,
@@ -199,7 +199,7 @@ class _Base:
         return _way(self.run, to_write, config, self.pool.gpu_bytes)
 
 
-def _way(run: Run, changes: Changes, config: Config, gpu_bytes: int) -> Way | None:
+def _way(run: RunToPlace, changes: Changes, config: Config, gpu_bytes: int) -> Way | None:
     """Return the way of a changed config. None if the sizes of the model are not known."""
     plan = run.plan_of(config)
     costs = run.costs_of(config, plan, gpu_bytes)
@@ -209,7 +209,7 @@ def _way(run: Run, changes: Changes, config: Config, gpu_bytes: int) -> Way | No
     return Way(changes, gives_same, config, plan, costs)
 
 
-def first_that_fits(run: Run, device_bytes: int) -> tuple[Way, ...]:
+def first_that_fits(run: RunToPlace, device_bytes: int) -> tuple[Way, ...]:
     """Return the ways to share the work of a run as its file says, up to the first that fits a device.
 
     There are none for a model whose sizes are not known.
@@ -272,7 +272,7 @@ def _config_of(tree: Mapping[str, Any]) -> Config:
         raise ConfigError(texts) from None
 
 
-def least_gpu_bytes(run: Run, way: Way) -> int:
+def least_gpu_bytes(run: RunToPlace, way: Way) -> int:
     """Return the memory of a GPU on which a way would fit, to a hundredth."""
     memory: Forecast | None = way.memory
     gpu_bytes = 0
@@ -284,7 +284,7 @@ def least_gpu_bytes(run: Run, way: Way) -> int:
     return gpu_bytes
 
 
-def least_gpus(run: Run, way: Way, pool: GpuPool) -> int | None:
+def least_gpus(run: RunToPlace, way: Way, pool: GpuPool) -> int | None:
     """Return how many GPUs of this size the way would fit on, None if sharing does not help."""
     if way.config.training.parallelism == "ddp":
         return None
