@@ -35,7 +35,7 @@ _ANY_VOCABULARY: Final = 2**31
 
 
 @dataclass(frozen=True)
-class Question:
+class PromptQuestion:
     """A prompt that a server answers."""
 
     number: int
@@ -83,14 +83,14 @@ def _served(
     """Return the answers of servers. Raise EnvironmentFault if one does not answer in time."""
     questions = []
     for number, prompt in enumerate(prompts):
-        questions.append(Question(number, prompt.ids))
+        questions.append(PromptQuestion(number, prompt.ids))
     by_number = {}
     for question, text in collected(Answers(servers, settings, tokenizer, questions, sampling)):
         by_number[question.number] = text
     return [by_number[number] for number in range(len(prompts))]
 
 
-class Answers(Calls[Question, str]):
+class Answers(Calls[PromptQuestion, str]):
     """What servers are asked to answer."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Answers(Calls[Question, str]):
         servers: Sequence[Server],
         settings: DistillConfig,
         tokenizer: Tokenizer,
-        questions: Sequence[Question],
+        questions: Sequence[PromptQuestion],
         sampling: Sampling,
     ) -> None:
         self._tokenizer = tokenizer
@@ -112,7 +112,7 @@ class Answers(Calls[Question, str]):
         # Last, since it begins to ask.
         super().__init__(servers, seconds, questions)
 
-    def _ask(self, item: Question, server: Server, deadline: float) -> str:
+    def _ask(self, item: PromptQuestion, server: Server, deadline: float) -> str:
         model = str(server.card(deadline)["id"])
         eos_ids = self._tokenizer.eos_ids
         request = request_for(item.ids, model, 0, self._settings, eos_ids)
@@ -120,7 +120,7 @@ class Answers(Calls[Question, str]):
         [drawn] = answers_in(reply, item.ids, self._settings, eos_ids, _ANY_VOCABULARY)
         return self._tokenizer.decode(until_end(drawn.ids, eos_ids))
 
-    def _missing(self, item: Question, server: Server) -> str:
+    def _missing(self, item: PromptQuestion, server: Server) -> str:
         return f"distill.teacher: server {server.url} did not answer row {item.number}"
 
     _ADVICE = "The other answers are kept"

@@ -44,7 +44,7 @@ def attach(start: RankStart, learner: Learner, dtype: torch.dtype, *, share_pref
     if start.world.is_main:
         assert start.base is not None, "rank 0 has it"
         key = _fingerprint(learner, dtype, data, start.base, share_prefixes)
-    place = Place(start, "reference", key, "the model before training")
+    place = KeptNumbers(start, "reference", key, "the model before training")
     asked = AskedForAnswers()
     tables = tables_of(
         place, splits, asked, partial(scores, asked, learner, share_prefixes=share_prefixes)
@@ -54,7 +54,7 @@ def attach(start: RankStart, learner: Learner, dtype: torch.dtype, *, share_pref
 
 
 @dataclass(frozen=True)
-class Place:
+class KeptNumbers:
     """Where a run keeps what a model says of its rows."""
 
     start: RankStart
@@ -64,7 +64,7 @@ class Place:
 
 
 def tables_of(
-    place: Place, splits: Mapping[str, Rows], asked: Asked, ask: Callable[..., Tables]
+    place: KeptNumbers, splits: Mapping[str, Rows], asked: Asked, ask: Callable[..., Tables]
 ) -> Tables:
     """Return what a model says of the rows of some splits, computed once for all runs. All ranks call it.
 

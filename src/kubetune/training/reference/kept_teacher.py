@@ -21,7 +21,7 @@ from kubetune.base.humanize import size
 from kubetune.kernels.divergence import kept_numbers
 from kubetune.models.learner import Learner
 from kubetune.tasks import distill
-from kubetune.training.reference.attached import Place, tables_of
+from kubetune.training.reference.attached import KeptNumbers, tables_of
 from kubetune.training.reference.scores import Asked, scores
 from kubetune.training.reference.served_teacher import TeacherOnServers
 from kubetune.training.start.rank_start import RankStart
@@ -98,7 +98,7 @@ def keep(
     splits = {"train": start.data.train}
     if start.data.eval is not None:
         splits["eval"] = start.data.eval
-    place = Place(start, "teacher_numbers", key, asked.whose)
+    place = KeptNumbers(start, "teacher_numbers", key, asked.whose)
     tables = tables_of(place, splits, asked, lambda *rest: scores(asked, load(), *rest))
     for split, rows in splits.items():
         rows.teacher = tables[split]

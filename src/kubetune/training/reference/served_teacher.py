@@ -33,7 +33,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class Question:
+class RowQuestion:
     """What a server is asked about a row."""
 
     place: int  # of the row in its batch
@@ -88,8 +88,8 @@ class TeacherOnServers:
         for place, (row, of_row) in enumerate(zip(rows, of_rows, strict=True)):
             if row.places:
                 of_label = None if of_row is None else of_row.numpy()
-                questions.append(Question(place, row, of_label))
-        scores = Scores(self, questions)
+                questions.append(RowQuestion(place, row, of_label))
+        scores = RowScores(self, questions)
 
         def answered() -> Tensor:
             by_place = {}
@@ -105,21 +105,21 @@ class TeacherOnServers:
         return answered
 
 
-class Scores(Calls[Question, "NDArray[Any]"]):
+class RowScores(Calls[RowQuestion, "NDArray[Any]"]):
     """What servers are asked about the rows of a batch."""
 
-    def __init__(self, teacher: TeacherOnServers, questions: Sequence[Question]) -> None:
+    def __init__(self, teacher: TeacherOnServers, questions: Sequence[RowQuestion]) -> None:
         """`questions`: about rows that have labels."""
         self._teacher = teacher
         super().__init__(teacher.servers, teacher.seconds, questions)
 
-    def _ask(self, item: Question, server: Server, deadline: float) -> NDArray[Any]:
+    def _ask(self, item: RowQuestion, server: Server, deadline: float) -> NDArray[Any]:
         teacher = self._teacher
         return asked(
             server, teacher.model, item.row, item.ids, teacher.number, teacher.width, deadline
         )
 
-    def _missing(self, item: Question, server: Server) -> str:
+    def _missing(self, item: RowQuestion, server: Server) -> str:
         return f"teacher: rank {self._teacher.rank}: server {server.url} did not answer for row {item.row.sample}"
 
 

@@ -29,7 +29,7 @@ _COMPARED_TOKENS: Final = 500
 
 
 @dataclass(frozen=True)
-class Place:
+class NumberedServer:
     """A server, by its number."""
 
     number: int
@@ -45,7 +45,7 @@ class Met:
     tokens: int | None  # of the vocabulary that are compared; None: all
 
 
-class Meetings(Calls[Place, Met]):
+class Meetings(Calls[NumberedServer, Met]):
     """Each server is asked once whether it is a teacher of this model."""
 
     def __init__(
@@ -66,10 +66,10 @@ class Meetings(Calls[Place, Met]):
         self._text = vocabulary_text(tokenizer)
         self._ids = tokenizer.backend.encode(self._text, add_special_tokens=False).ids
         super().__init__(
-            servers, settings.timeout_seconds, [Place(at) for at in range(len(servers))]
+            servers, settings.timeout_seconds, [NumberedServer(at) for at in range(len(servers))]
         )
 
-    def _ask(self, item: Place, server: Server, deadline: float) -> Met:
+    def _ask(self, item: NumberedServer, server: Server, deadline: float) -> Met:
         try:
             card = server.card(deadline)
             model = str(card["id"])
@@ -148,7 +148,7 @@ class Meetings(Calls[Place, Met]):
             needed += ", --enable-scale-out and vLLM 0.32, or take `support: teacher_k`"
         return needed
 
-    def _missing(self, item: Place, server: Server) -> str:
+    def _missing(self, item: NumberedServer, server: Server) -> str:
         return f"{KEY}: server {server.url} did not answer"
 
 
