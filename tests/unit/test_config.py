@@ -552,7 +552,7 @@ configs = st.fixed_dictionaries(
             {},
             optional={
                 "r": st.integers(1, 4096),
-                "alpha": st.floats(1e-6, 1e6),
+                "alpha": st.floats(1e-6, 65_536),
                 "target_modules": st.just("all-linear") | expressions | st.lists(names, max_size=3),
             },
         ),
