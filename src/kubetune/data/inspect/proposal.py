@@ -767,17 +767,25 @@ def _unknown(seen: _SeenRecords, path: str) -> str:
             f"{text}. {quoted(answers)} seem to be several answers to one prompt: write a record for each, with `prompt` "
             "and `completion`, or the better one as `chosen` and the other as `rejected`"
         )
+    labels = list(dict.fromkeys(filter(None, (seen.by_name["label"], *classes))))
+    ways = _ways(seen, held, labels)
+    if not ways:
+        return f"{text}. Say which is which: `--columns prompt=NAME completion=NAME`, or `--columns text=NAME label=NAME`"
+    return f"{text}. Say which is which: {', or '.join(ways)}"
+
+
+def _ways(seen: _SeenRecords, held: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Return words of the command line that say what columns are. `held`: those that would be learned."""
     ways = []
     are_texts = all(isinstance(seen.first.get(name), str) for name in held)
     # A question is no answer.
-    held.sort(key=lambda name: name.lower() not in PROMPTS)
-    labels = list(dict.fromkeys(filter(None, (seen.by_name["label"], *classes))))
+    held = sorted(held, key=lambda name: name.lower() not in PROMPTS)
     texts = [name for name in held if name in seen.texts()]
     if len(texts) == 2 and (pair_in(texts) or are_numbered(texts)):
         # Either may contradict the other, so none is an answer.
         label = shell_word(labels[0]) if labels else "NAME"
         ways.append(
-            f"`--columns text={shell_word(held[0])} text_pair={shell_word(held[1])} label={label}`"
+            f"`--columns text={shell_word(texts[0])} text_pair={shell_word(texts[1])} label={label}`"
         )
     elif len(held) == 2 and are_texts and held[1].lower() not in PROMPTS:
         ways.append(f"`--columns prompt={shell_word(held[0])} completion={shell_word(held[1])}`")
@@ -786,9 +794,7 @@ def _unknown(seen: _SeenRecords, path: str) -> str:
             ways.append(f"`--columns text={shell_word(held[0])}`")
         for name in labels[:1]:
             ways.append(f"`--columns text={shell_word(held[0])} label={shell_word(name)}`")
-    if not ways:
-        return f"{text}. Say which is which: `--columns prompt=NAME completion=NAME`, or `--columns text=NAME label=NAME`"
-    return f"{text}. Say which is which: {', or '.join(ways)}"
+    return ways
 
 
 def _require_no_bare_images(folder: Path) -> None:
