@@ -260,6 +260,10 @@ CASES = {
         "training.global_batch_size: found 8, but per_device_train_batch_size 1",
         {"training.global_batch_size": 8, "training.gradient_accumulation_steps": 3},
     ),
+    "nodes that do not know which they are": Case(
+        r"compute.nodes is 2, but NODE_RANK \(or PET_NODE_RANK, JOB_COMPLETION_INDEX\) is not set",
+        {"compute.nodes": 2},
+    ),
     "no records": Case(r"holds no records", data="\n"),
     "no label": Case(r"`label` is missing|has the keys", {"task": "sequence_classification"}),
     "pairs that are equal": Case("has the same answer as chosen and as rejected", {"task": "preference"}, data=EQUAL),

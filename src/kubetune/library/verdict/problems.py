@@ -33,6 +33,7 @@ from kubetune.library.verdict.whole_model import require_whole_model
 from kubetune.plan.base_model import require_kind
 from kubetune.plan.devices import require_compiler
 from kubetune.plan.plan import make_plan
+from kubetune.supervisor.place import find_place
 
 _WRITTEN = " Nothing was written."
 
@@ -114,6 +115,8 @@ def _require_plan(config: Config, environ: Mapping[str, str]) -> None:
     """Raise ConfigError for batches that cannot be, whose arithmetic needs no rows, and for a compiler that is missing."""
     plan = make_plan(config, gpus=visible_gpus(environ))
     require_compiler(config.training.compile, plan.device)
+    # Of several nodes each has to know which it is.
+    find_place(plan.nodes, plan.processes_per_node, environ)
 
 
 def _require_pods(config: Config) -> None:
