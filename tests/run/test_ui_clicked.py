@@ -127,6 +127,39 @@ def test_the_form_says_why_the_server_refuses(server: Server, tab: Page) -> None
     server.enter(tab)
 
 
+def test_mistakes_are_told_at_their_fields_which_a_list_and_start_lead_to(
+    server: Server, tab: Page
+) -> None:
+    server.enter(tab)
+    go(tab, server, "/new", 390)
+    model = str(EMBEDDED / "model")
+    fill(
+        tab, {"model.path": model[:-1], "data.train": f"{EMBEDDED}/data/trian.jsonl", "name": "a b"}
+    )
+    wait(tab, "document.querySelectorAll('#problems .problem li').length === 3")
+    at_name = tab.locator("[name=name]")
+    described = str(at_name.get_attribute("aria-describedby")).split()
+    assert "lower case letters" in tab.inner_text(f"[id='{described[0]}']")
+    assert at_name.get_attribute("aria-invalid") == "true"
+    assert_axe_finds_nothing(tab)
+    # The list is in the order of the form, and Start leads to its first line.
+    tab.click("#start")
+    focused = "document.activeElement.name"
+    assert tab.evaluate(focused) == "model.path"
+    tab.locator("#problems").get_by_role("link", name="Name of the run").click()
+    assert tab.evaluate(focused) == "name"
+    for name in (f"Use {model}", f"Use {EMBEDDED}/data/train.jsonl", "Call it a-b"):
+        tab.get_by_role("button", name=name).click()
+        wait(tab, "!document.querySelector('#plan[aria-busy]')")
+    wait(tab, "document.querySelector('#summary.good')")
+    assert tab.input_value("[name='model.path']") == model
+    assert not tab.locator("[aria-invalid]").count()
+    tab.fill("[name='data.train']", "")
+    wait(tab, "document.querySelector('#summary').textContent === 'Still needed: Training data'")
+    tab.click("#start")
+    assert tab.evaluate(focused) == "data.train"
+
+
 def test_files_at_hand_are_searched_and_looked_at_while_one_chooses(
     tmp_path: Path, tab: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +263,7 @@ def two_runs(server: Server, tab: Page, errors: list[str]) -> list[str]:
             "data.train": f"{data}/train.jsonl#64",
         },
     )
-    wait(tab, "document.querySelector('#problems').textContent.includes('lower case letters')")
+    wait(tab, "document.querySelector('#problem-name')?.textContent.includes('lower case letters')")
     tab.get_by_role("button", name="Call it first-run").click()
     wait(tab, "document.querySelector('[name=name]').value === 'first-run'")
     fill(tab, {"name": "first", "data.eval": f"{data}/heldout.jsonl#16", "lora": "true", "lora.r": "4",

@@ -30,7 +30,7 @@ from kubetune.errors import USER
 from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.ui import jobs
 from kubetune.ui.form import at_hand
-from kubetune.ui.form.fixes import as_run_name
+from kubetune.ui.form.fixes import as_run_name, field_of
 from kubetune.ui.form.form_fields import form
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
@@ -349,6 +349,38 @@ def test_each_problem_has_the_button_that_fixes_it(
     assert fix["values"] == fixed
     after = ask(client, "/new/plan", values={**values, **typed, **fix["values"]})
     assert fix["of"] not in (*after["problems"], *after["warnings"]), "it has done its work"
+
+
+def test_all_mistakes_are_found_at_once_each_at_its_field(
+    client: TestClient, values: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    (tmp_path / "outputs" / "first").mkdir(parents=True)
+    wrong = {"model.path": "models/smal", "data.train": "trian.jsonl"}
+    answer = ask(client, "/new/plan", values={**values, **wrong})
+    fields = {text: answer["fields"][text] for text in answer["problems"]}
+    assert set(fields.values()) == {"name", "model.path", "data.train"}, fields
+    fixed: dict[str, str] = {}
+    for fix in answer["fixes"]:
+        fixed |= fix["values"]
+    right = {"model.path": "./models/small", "data.train": "train.jsonl", "name": "first-2"}
+    assert fixed == right
+    # What is no config hides neither a file that is not there, nor a word that is nearly right.
+    typed = {"training.learning_rate": "fast", "training.lr_scheduler_type": "cosin"}
+    answer = ask(client, "/new/plan", values={**values, **typed, "data.train": "trian.jsonl"})
+    assert {answer["fields"][text] for text in answer["problems"]} == {*typed, "data.train"}
+    assert {"training.lr_scheduler_type": "cosine"} in [fix["values"] for fix in answer["fixes"]]
+    assert answer["yaml"] == answer["command"] == answer["summary"] == ""
+    # A path that is a part of another one, or a key below a field.
+    typed = {"data.train": "train.jsonl", "data.eval": "data/train.jsonl"}
+    assert field_of("data/train.jsonl:3: is no JSON", typed) == "data.eval"
+    assert field_of("train.jsonl:3: is no JSON", typed) == "data.train"
+    assert field_of("data.train.columns.text: found 1", typed) == "data.train"
+    assert field_of("a step is noisy; set training.global_batch_size: 8", typed) == (
+        "training.global_batch_size"
+    )
+    assert field_of("the server is tired", typed) == ""
 
 
 def test_a_name_that_is_taken_has_a_button_with_a_free_one(

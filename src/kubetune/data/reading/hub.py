@@ -269,6 +269,9 @@ def require_model(model: ModelConfig, environ: Mapping[str, str]) -> None:
             # A gated model keeps its config.json too, so asking for that shows whether the run may read it.
             files = find_files(model, path, ("config.json", "tokenizer.json"))
         except EnvironmentFault as error:
+            # `models/tinny` may be a hub id, and a mistyped folder is more likely.
+            if _near(Path(path)):
+                raise _no_folder(path) from error
             raise ModelError(str(error)) from error
         # Of a model whose weights never came, the cache has the small files.
         if model.local_files_only or offline(environ):

@@ -12,6 +12,8 @@ from kubetune.ui.form.form_fields import LABELS, TASKS
 
 # A run needs these, so emptying them fixes nothing.
 _NEEDED = ("name", "model.path", "data.train")
+# Problems of these say the path that was typed.
+_PATHS = ("data.train", "data.eval", "model.path", "model.tokenizer")
 
 Values = dict[str, str]  # what a button fills in, by key; an empty text empties the field
 
@@ -20,7 +22,8 @@ def for_problems(problems: Sequence[str], typed: Mapping[str, str]) -> list[dict
     """Return the buttons for problems: which it is `of`, a label, and the values that it fills in."""
     fixes = []
     for problem in problems:
-        fix = _by_words(problem, typed) or _by_default(problem, typed)
+        fix = _by_meant_word(problem, typed, "Use {}")
+        fix = fix or _by_words(problem, typed) or _by_default(problem, typed)
         if fix is not None:
             label, values = fix
             fixes.append({"of": problem, "label": label, "values": values})
@@ -35,23 +38,48 @@ def for_failure(reason: str, texts: Mapping[str, str]) -> tuple[str, Values] | N
     if re.search(r"out of memory", reason, re.IGNORECASE):
         return _less_memory(texts)
     for line in reason.splitlines():
-        # lora.target_modules: qproj is not in this model; did you mean q_proj?
-        meant = re.search(r"^([a-z_.]+): .*?did you mean `?([\w./-]+?)`?[?,;]", line, re.IGNORECASE)
-        if meant is not None and texts.get(meant[1]):
-            value = _with_meant(line, texts[meant[1]], meant[2])
-            return f"Set {meant[1].rpartition('.')[2]} to {meant[2]}", {meant[1]: value}
-        fix = _by_words(line, texts)
+        fix = _by_meant_word(line, texts, "Set {key} to {}") or _by_words(line, texts)
         if fix is not None:
             return fix
     return None
 
 
-def _with_meant(line: str, typed: str, meant: str) -> str:
-    """Return a typed value with the word that was meant in the place of the one that a problem names."""
-    for word in re.findall(r"[\w./-]+", line):
-        if word != meant and re.search(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", typed):
-            return re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", meant, typed)
-    return meant
+def field_of(problem: str, typed: Mapping[str, str]) -> str:
+    """Return the key of the field that a problem is about, "" if it is about none that is known."""
+    # training.learning_rate: found "fast"; data.train.columns.text is set next to data.train.
+    key = problem.partition(": ")[0] if re.match(r"[a-z_0-9.]+: ", problem) else ""
+    while key:
+        if key in typed or key in LABELS:
+            return key
+        key = key.rpartition(".")[0]
+    for path in _PATHS:
+        # data/train.jsonl:3: is no JSON
+        if path in typed and _holds(problem, typed[path]):
+            return path
+    for key in re.findall(r"[a-z_]+\.[a-z_.]+[a-z_]", problem):
+        if key in LABELS:
+            return str(key)
+    return ""
+
+
+def _holds(text: str, word: str) -> bool:
+    """True if a word or path stands in a text, and not as a part of a longer one."""
+    return re.search(rf"(?<![\w./-]){re.escape(word)}(?![\w/-])", text) is not None
+
+
+def _by_meant_word(problem: str, typed: Mapping[str, str], label: str) -> tuple[str, Values] | None:
+    """Return label and values of the fix for a problem that asks "did you mean …?" of a typed value, else None."""
+    # lora.target_modules: this model has no module named qproj; did you mean q_proj? It has …
+    found = re.search(r"did you mean `?([^\s`]+?)`?[?,;]", problem)
+    key = field_of(problem, typed)
+    if found is None or not typed.get(key):
+        return None
+    meant = found[1]
+    for word in re.findall(r"[\w./-]+", problem[: found.start()]):
+        if _holds(typed[key], word):
+            value = re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w/-])", meant, typed[key])
+            return label.format(meant, key=key.rpartition(".")[2]), {key: value}
+    return None
 
 
 def _less_memory(texts: Mapping[str, str]) -> tuple[str, Values] | None:
@@ -77,12 +105,6 @@ def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | No
         return f"Set batch size to {rows}", {"training.global_batch_size": rows}
     if problem.startswith("name: found"):
         return _another_name(typed.get("name", ""))
-    # "train.jsn does not exist; did you mean train.jsonl?"
-    meant = re.match(r"(.+) does not exist; did you mean (.+)\?", problem)
-    if meant is not None:
-        for key in ("data.train", "data.eval"):
-            if typed.get(key) == meant[1]:
-                return f"Use {meant[2]}", {key: meant[2]}
     if "left out: longer than" in problem:
         return "Cut longer rows instead", {"data.overlong": "truncate"}
     longest = re.search(r"the longest has ([\d,]+) tokens", problem)

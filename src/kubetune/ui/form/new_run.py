@@ -24,7 +24,7 @@ from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
 from kubetune.rundir.exit_status import read_exit_status
-from kubetune.ui.form.fixes import for_failure, for_problems
+from kubetune.ui.form.fixes import field_of, for_failure, for_problems
 from kubetune.ui.form.form_fields import LABELS, form
 from kubetune.ui.form.plan_card import plan_card
 from kubetune.ui.form.suited import free_name, suited_texts
@@ -102,11 +102,9 @@ async def plan(request: Request) -> Response:
 
 
 def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run file and the plan of what is typed, as far as they can be made."""
+    """Return the run file and the plan of what is typed, as far as they can be made, and all that is wrong with it."""
+    typed = _typed(body)
     planned: dict[str, Any] = {
-        "problems": [],
-        "warnings": [],
-        "fixes": [],
         "needed": [],
         "bad": [],
         "yaml": "",
@@ -114,47 +112,83 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         "facts": [],
         "command": "",
     }
-    typed = _typed(body)
+    problems = []
     try:
-        config = _config(site, body)
+        config: Config | None = _config(site, body)
     except KubetuneError as error:
         for line in _lines_of(error):
-            # A field that nobody has filled in yet is no mistake.
+            # A field that nobody has filled in yet is no mistake; another key is missing in what somebody wrote.
             key = _missing_key(line)
-            # A field that is still empty is no mistake; another key is missing in what somebody wrote.
             if key in LABELS:
                 planned["needed"].append(LABELS[key])
             else:
-                planned["problems"].append(line)
+                problems.append(line)
+        config = _config_without(site, body, problems)
+    if config is None:
+        return {**planned, **_with_fixes(problems, [], typed)}
 
-        planned["fixes"] = for_problems(planned["problems"], typed)
-        return planned
-
+    is_whole = not problems
     output = Path(str(config.output))
-    if output.exists():
-        problem = f"A run is called {config.name} already."
-        name = free_name(site.folder, config.name or "run")
-        planned["problems"] = [problem]
-        planned["fixes"] = [{"of": problem, "label": f"Call it {name}", "values": {"name": name}}]
-        return planned
-
-    planned["yaml"] = as_yaml(config)
-    planned["command"] = _command(site, config.name, "train")
-    planned["on_cluster"] = bool(config.kubernetes)
+    if output.exists() and is_whole:
+        problems.append(f"A run is called {config.name} already.")
+    warnings: list[str] = []
     try:
         forecast = forecast_run(config, os.environ)
+        shown = _forecast(forecast)
+        problems += shown.pop("problems")
+        warnings = shown.pop("warnings")
+        # A plan without what is wrong would be another run's.
+        planned |= shown if is_whole else {}
     except KubetuneError as error:
-        planned["problems"] = _lines_of(error)
-        planned["fixes"] = for_problems(planned["problems"], typed)
-        planned["command"] = ""
-        return planned
-    if forecast.problems:
-        planned["command"] = ""
-    return {**planned, **_forecast(forecast, typed)}
+        problems += _lines_of(error)
+    planned["on_cluster"] = bool(config.kubernetes)
+    if not problems:
+        planned["yaml"] = as_yaml(config)
+        planned["command"] = _command(site, config.name, "train")
+    else:
+        planned["summary"] = ""
+    return {**planned, **_with_fixes(problems, warnings, typed, site)}
 
 
-def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the page shows of a forecast: facts, problems and warnings with their buttons, and a summary."""
+def _config_without(site: Site, body: Mapping[str, Any], problems: list[str]) -> Config | None:
+    """Return the config of what is typed but for the fields that are wrong, so that the others are looked at too.
+
+    None if that is no config either.
+    """
+    wrong = {field_of(problem, body["values"]) for problem in problems}
+    values = {key: text for key, text in body["values"].items() if key not in wrong}
+    try:
+        return _config(site, {**body, "values": values})
+    except KubetuneError:
+        return None
+
+
+def _with_fixes(
+    problems: Sequence[str],
+    warnings: Sequence[str],
+    typed: Mapping[str, str],
+    site: Site | None = None,
+) -> dict[str, Any]:
+    """Return problems and warnings with the buttons that fix them, and the fields that they are about."""
+    fixes = for_problems([*problems, *warnings], typed)
+    for problem in problems:
+        if site is not None and problem.endswith(" already."):
+            name = free_name(site.folder, typed.get("name", "run"))
+            fixes.append({"of": problem, "label": f"Call it {name}", "values": {"name": name}})
+    fields = {text: field_of(text, typed) for text in (*problems, *warnings)}
+    # What is known to fix a problem is where it is seen to.
+    for fix in fixes:
+        fields[fix["of"]] = fields[fix["of"]] or next(iter(fix["values"]))
+    return {
+        "problems": list(problems),
+        "warnings": list(warnings),
+        "fixes": fixes,
+        "fields": fields,
+    }
+
+
+def _forecast(forecast: PlanForecast) -> dict[str, Any]:
+    """Return what the page shows of a forecast: facts, problems and warnings, and a summary."""
     facts = []
     texts: dict[str, list[str]] = {
         "error": [_for_form(problem) for problem in forecast.problems],
@@ -180,7 +214,6 @@ def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any
         "facts": facts,
         "problems": texts["error"],
         "warnings": texts["warning"],
-        "fixes": for_problems([*texts["error"], *texts["warning"]], typed),
         "bad": list(bad),
     }
 
@@ -307,7 +340,7 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         refused = known(error)
         if refused is None:
             raise
-        return {"problems": _lines_of(refused)}
+        return _with_fixes(_lines_of(refused), [], _typed(body))
 
     return {
         "problems": [],

@@ -7,6 +7,7 @@ const extra = JSON.parse(form.dataset.extra || "{}");
 const field = (name) => fields.find((f) => f.name === name);
 // Settings that somebody has typed or chosen. All others are filled in to suit the data, and change with them; those of a
 // run that is repeated stay as they are.
+byId("run-file").open = matchMedia("(min-width: 60rem)").matches;
 const isRepeated = Boolean(form.dataset.base);
 const touched = new Set();
 let filled = isRepeated ? [] : fields.filter((f) => f.value).map((f) => f.name);
@@ -28,49 +29,49 @@ const spans = (name, text) => {
   made.append(...text.split("`").map((part, i) => (i % 2 ? element("code", part) : part)));
   return made;
 };
-// One box for problems and another for warnings: each line has the buttons that fix it. Of many lines, the first few are
-// open.
-const mostShown = 5;
-const lineOf = (text, fixes) => {
-  const [key, ...others] = text.split(":");
-  const field = fields.find((f) => f.name === key);
-  // A setting is called as on the form.
-  const line = spans("li", field ? `${form.querySelector(`[for="${field.id}"]`).firstChild.textContent.trim()}:${others.join(":")}` : text);
-  const made = element("span", "", "fixes");
-  made.append(...buttons(fixes.filter((fix) => fix.of === text)));
-  if (field) {
-    const show = element("button", "Show the field", "button");
-    show.type = "button";
-    show.addEventListener("click", () => { const group = field.closest("details"); if (group) group.open = true; field.focus(); });
-    made.append(show);
+// A problem stands at the field that it is about, with the button that fixes it. A list above all leads to the fields.
+const mostShown = 3;
+const labelOf = (f) => form.querySelector(`[for="${f.id}"]`).firstChild.textContent.trim();
+const linkTo = (f) => {
+  const link = element("a", labelOf(f));
+  link.href = `#${f.id}`;
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    const group = f.closest("details");
+    if (group) group.open = true;
+    f.focus();
+    f.closest(".setting").scrollIntoView({ block: "center" });
+  });
+  return link;
+};
+const listOf = (kind, texts, { fields: about = {}, fixes = [] }) => {
+  const list = element("ul", "", kind);
+  const lineOf = (text, isAtField) => {
+    // At its field, a problem need not say which setting it is about.
+    const line = spans("li", isAtField ? text.replace(/^(model \S+|[a-z_]+(\.[a-z_]+)*): /, "") : text);
+    line.append(" ", ...buttons(fixes.filter((fix) => fix.of === text)));
+    return line;
+  };
+  const inOrder = [...Map.groupBy(texts, (text) => field(about[text]))].sort(([a], [b]) => fields.indexOf(a) - fields.indexOf(b));
+  for (const [f, ofField] of inOrder) {
+    if (!f) { list.append(...ofField.map((text) => lineOf(text))); continue; }
+    const note = element("ul", "", kind);
+    note.id = `${kind}-${f.name}`;
+    note.append(...ofField.slice(0, mostShown).map((text) => lineOf(text, true)));
+    if (ofField.length > mostShown) note.append(element("li", `and ${ofField.length - mostShown} more`));
+    f.closest(".setting").append(note);
+    f.setAttribute("aria-describedby", `${note.id} ${f.getAttribute("aria-describedby")}`);
+    if (kind === "problem") f.setAttribute("aria-invalid", "true");
+    const line = element("li", "");
+    line.append(linkTo(f), `: ${note.firstChild.firstChild.textContent.split(/; |\. /)[0]}`, ofField.length > 1 ? `, and ${ofField.length - 1} more` : "");
+    list.append(line);
   }
-  if (made.children.length) line.append(made);
-  return line;
+  return list.children.length ? [list] : [];
 };
-const listOf = (lines) => {
-  const list = element("ul", "");
-  list.append(...lines);
-  return list;
-};
-const boxOf = (kind, texts, fixes) => {
-  const frame = element("div", "", kind);
-  const lines = texts.map((text) => lineOf(text, fixes));
-  frame.append(listOf(lines.slice(0, mostShown)));
-  if (lines.length > mostShown) {
-    const more = element("details", "");
-    more.append(element("summary", `${lines.length - mostShown} more`), listOf(lines.slice(mostShown)));
-    frame.append(more);
-  }
-  return frame;
-};
-const complain = (problems, fixes = [], warnings = []) => {
-  const boxes = [];
-  if (problems.length) boxes.push(boxOf("problem", problems, fixes));
-  if (warnings.length) boxes.push(boxOf("warning", warnings, fixes));
-  // What the data seem to need fixes problems of many lines at once.
-  const ofData = fixes.filter((fix) => !fix.of);
-  if (boxes.length) boxes[0].append(...buttons(ofData));
-  byId("problems").replaceChildren(...boxes);
+const complain = (reply) => {
+  form.querySelectorAll(".setting > :is(.problem, .warning)").forEach((note) => note.remove());
+  for (const f of fields) { f.removeAttribute("aria-invalid"); f.setAttribute("aria-describedby", `a-${f.name}`); }
+  byId("problems").replaceChildren(...listOf("problem", reply.problems, reply), ...listOf("warning", reply.warnings ?? [], reply));
 };
 // Settings without a field, such as the columns of a file, are shown in a line and can be taken out.
 const showExtra = () => {
@@ -104,15 +105,15 @@ const suit = (values) => {
 const buttons = (fixes) => fixes.map((fix) => {
   const button = element("button", fix.label, "button fix");
   button.type = "button";
-  button.addEventListener("click", () => fillIn(fix.values));
+  button.addEventListener("click", () => { field(Object.keys(fix.values)[0])?.focus({ preventScroll: true }); fillIn(fix.values); });
   return button;
 });
 
 // From the first letter on nothing that the page says holds any more, and nothing can be started.
 let number = 0;
-const sayShortly = (kind, text) => {
+const sayShortly = (kind, ...parts) => {
   byId("summary").className = kind;
-  byId("summary").textContent = text;
+  byId("summary").replaceChildren(...parts);
 };
 const beginChecking = () => {
   number += 1;
@@ -120,13 +121,15 @@ const beginChecking = () => {
   sayShortly("busy", "checking …");
   byId("start").disabled = true;
   byId("submit").disabled = true;
-  complain([]);
   return number;
 };
 const summaryOf = (reply) => {
   const count = reply.problems.length;
-  if (count) return ["bad", count === 1 ? "1 problem" : `${count} problems`];
-  if (reply.needed.length) return ["", `Still needed: ${reply.needed.join(", ")}`];
+  const list = element("a", count === 1 ? "1 problem" : `${count} problems`);
+  list.href = "#problems";
+  if (count) return ["bad", list];
+  const needed = reply.needed.map((label) => linkTo(fields.find((f) => labelOf(f) === label)));
+  if (needed.length) return ["needed", "Still needed: ", ...needed.flatMap((link, i) => (i ? [", ", link] : [link]))];
   return ["good", reply.summary];
 };
 // Steps, time, memory against what is there, and price.
@@ -146,7 +149,7 @@ const showCard = (card) => {
 };
 const plan = async (mine) => {
   const body = asked();
-  const nothing = { problems: [], warnings: [], fixes: [], needed: [], bad: [], facts: [], yaml: "", summary: "", command: "", card: null };
+  const nothing = { problems: [], warnings: [], needed: [], bad: [], facts: [], yaml: "", summary: "", command: "", card: null };
   let reply;
   try { reply = { ...nothing, ...await (await post("/new/plan", body)).json() }; } catch (error) { reply = { ...nothing, problems: [error.message] }; }
   if (mine !== number) return; // typed on meanwhile
@@ -154,7 +157,7 @@ const plan = async (mine) => {
   if (!body.values.name && !reply.needed.length && !reply.problems.length) reply.needed = ["Name of the run"];
   byId("plan").removeAttribute("aria-busy");
   sayShortly(...summaryOf(reply));
-  complain([...reply.problems, ...reply.bad], [...reply.fixes, ...lookFixes], reply.warnings);
+  complain({ ...reply, problems: [...reply.problems, ...reply.bad] });
   byId("no-facts").hidden = reply.facts.length > 0;
   byId("facts").replaceChildren(...reply.facts.map(([label, text]) => {
     const row = document.createElement("tr");
@@ -170,13 +173,12 @@ const plan = async (mine) => {
   byId("run-file").hidden = !reply.yaml;
   byId("command").textContent = reply.command;
   byId("command-line").hidden = !reply.command;
-  byId("start").disabled = Boolean(reply.problems.length || reply.needed.length);
+  byId("start").disabled = false;
   byId("submit").hidden = !reply.on_cluster;
-  byId("submit").disabled = byId("start").disabled;
+  byId("submit").disabled = false;
 };
 
 // A look at the data: their first rows, what they seem to be for, and buttons where the form says otherwise.
-let lookFixes = [];
 const ofForm = { count: 0 };
 const ofList = { count: 0 };
 const tableOf = (reply) => {
@@ -211,8 +213,7 @@ const look = async () => {
   const reply = await lookAt({ ...asked(), touched: isRepeated ? null : [...touched] }, ofForm);
   if (!reply) return;
   if (reply.suits) suit(reply.suits);
-  lookFixes = reply.fixes ?? [];
-  showRows(reply, byId("look"), buttons(lookFixes));
+  showRows(reply, byId("look"), buttons(reply.fixes ?? []));
 };
 // While one chooses among files, the rows of each come into the list.
 const preview = async (path, place) => {
@@ -276,15 +277,18 @@ byId("find").addEventListener("input", (event) => {
 });
 
 const begin = async (on) => {
+  // Until nothing is wrong or needed, it leads there.
+  if (byId("summary").className !== "good") { document.querySelector("#problems .problem a, #summary a").click(); return; }
   for (const id of ["start", "submit"]) byId(id).disabled = true;
   try {
     const begun = await (await post("/new/start", { ...asked(), on })).json();
-    if (begun.problems.length) throw new Error(begun.problems.join("\n"));
+    if (begun.problems.length) { complain(begun); return; }
     const seen = await follow(begun, byId("output"), (reply) => reply.run && on !== "cluster");
     if (seen.run && on !== "cluster") location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
     else if (seen.code) throw new Error(`It ended with exit code ${seen.code}; its last lines say why.`);
   } catch (error) {
-    complain([error.message]);
+    complain({ problems: [error.message] });
+  } finally {
     for (const id of ["start", "submit"]) byId(id).disabled = false;
   }
 };
