@@ -22,8 +22,10 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
+from kubetune.data.length_bars import bars
 from kubetune.reporting import write_report
 from kubetune.reporting.hero import hero
+from kubetune.reporting.histogram import shared_bars
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
@@ -504,7 +506,7 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
 
 def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:
     text = client.get("/compare?dir=first&dir=second").text
-    assert re.search(r"<td>0.9 <small>95 %: 0.81–0.95</small>", text)
+    assert re.search(r"<td>90 % <small>95 %: 81–95 %</small>", text)
     assert "/compare?dir=first&amp;dir=second" in text
 
 
@@ -522,7 +524,7 @@ def test_distillation_is_about_its_divergence_not_the_loss_of_evaluations(tmp_pa
     shown = hero(read_run(run_dir))
     assert shown is not None
     assert (shown.value.label, shown.value.before, shown.value.after) == (
-        "divergence of a step", "0.5", "0.25",
+        "divergence from the teacher", "0.5", "0.25",
     )  # fmt: skip
     assert "held out" not in shown.sure
     assert not shown.is_worse
@@ -552,7 +554,12 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
     assert point() == ("0", "94 %", "p = 1e-28 by McNemar, at step 60")
     with client_of(tmp_path) as client:
         client.get("/", params={"token": TOKEN})
-        assert "0.94<small>exact match</small>" in client.get("/").text
+        assert "94 %<small>exact match</small>" in client.get("/").text
+        # One number is the same text in the point, the table of evaluations and that of the verdict.
+        page = client.get("/run?dir=a").text
+        assert '<span class="to">94 %</span>' in page
+        assert page.count("<td>94 %</td>") == 2
+        assert "<td>81–95 %</td>" in page
         chosen = client.get("/", params={"metric": "eval_loss"}).text
         assert '<span class="line">0.0726</span>' in chosen
         assert client.get("/", params={"metric": "eval_moon"}).status_code == 400
@@ -568,6 +575,46 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
     (run_dir / metrics.BASE).unlink()
     (run_dir / metrics.VERDICT).unlink()
     assert point() == ("", "94 %", "at step 60; the model before training was not evaluated")
+
+
+def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    plan = json.loads((run_dir / "plan.json").read_text())
+    (run_dir / "plan.json").write_text(json.dumps({**plan, "eval_rows": 48}))
+
+    def point(task: str, **measured: float) -> tuple[str, str, str]:
+        (run_dir / "resolved.json").write_text(json.dumps({**settings, "task": task}))
+        evaluation = {"step": 60, "epoch": 1.0, "eval_loss": 0.5}
+        evaluation |= {f"eval_{name}": value for name, value in measured.items()}
+        (run_dir / metrics.METRICS).write_text(json.dumps(evaluation) + "\n")
+        shown = hero(read_run(run_dir))
+        assert shown is not None
+        return shown.value.label, shown.value.after, shown.sure.partition(";")[0]
+
+    wilson = "95 %: 61.2–85.1 % of 48 held-out"  # of 36 of 48
+    assert point("preference", accuracy=0.75, margin=1.0) == (
+        "accuracy", "75 %", f"{wilson} pairs, at step 60"
+    )  # fmt: skip
+    assert point("reward_model", accuracy=0.75, margin=1.0) == (
+        "agreement with the preferred answers", "75 %", f"{wilson} pairs, at step 60",
+    )  # fmt: skip
+    assert point("sequence_classification", accuracy=0.75, f1_macro=0.7) == (
+        "F1 macro", "70 %", f"accuracy {wilson} rows, at step 60"
+    )  # fmt: skip
+    assert point("preference", accuracy=1.0)[2].startswith("95 %: 92.6–100 % of 48")
+    assert point("grpo", exact_match=0.5, reward=1.5, reward_std=0.2)[:2] == ("reward", "1.5")
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert [value.label for value in shown.beside] == ["spread of rewards", "exact match"]
+
+
+def test_answers_before_and_after_share_their_bars() -> None:
+    rows = shared_bars([[1, 5, 4], [6, 10, 0], [11, 15, 1]], [[6, 10, 8]])
+    counts = [(low, high, [bar.rows for bar in sides]) for low, high, sides in rows]
+    assert counts == [(1, 5, [4, 0]), (6, 10, [0, 8]), (11, 15, [1, 0])]
+    assert rows[0][2][0].part == 0.5, "of the highest of both"
+    assert bars([3, 4], longest=130)[0][1] == bars([3, 130])[0][1], "the same width"
 
 
 def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(

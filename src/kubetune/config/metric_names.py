@@ -79,6 +79,18 @@ _ABOUT: Final = ("reward", "accuracy", "f1_macro", "f1_micro", "spearman", "pear
 _BESIDES: Final = (*LANGUAGE_METRICS, "eval_reward_std", "eval_unjudged", "eval_kl", "eval_margin")
 
 
+# Shares of answers, classes or tokens that are right, which people read as per cent.
+_SHARES: Final = frozenset(
+    "accuracy token_accuracy agreement overlap exact_match contains regex numeric label json_valid json_equal token_f1 "
+    "rouge_l f1 f1_macro f1_micro precision recall solved zero_variance truncated".split()
+)
+
+
+def is_share(metric: str) -> bool:
+    """True if a metric is a share, by its name."""
+    return metric.removeprefix("eval_").partition("_pass_at_")[0] in _SHARES
+
+
 def main_metric(evaluation: Mapping[str, Any], best_by: str | None = None) -> str | None:
     """Return the metric of an evaluation that says best what its task is about; None for one without metrics.
 

@@ -10,11 +10,14 @@ import numpy as np
 _BARS = 24
 
 
-def bars(lengths: Iterable[int], limit: int | None = None) -> list[list[int]]:
+def bars(
+    lengths: Iterable[int], limit: int | None = None, longest: int | None = None
+) -> list[list[int]]:
     """Return a histogram of lengths in tokens: `[shortest, longest, rows]` for each bar.
 
     All bars have the same round width, and empty bars at both ends are left out. The bar that `limit` falls into is
-    cut there, so that the bars also tell how many rows are longer than the limit.
+    cut there, so that the bars also tell how many rows are longer than the limit. `longest`: of all histograms that are
+    to have the same bars.
 
     Example: lengths 3, 120 and 130 with the limit 125 have bars of 10 tokens:
         [1, 10, 1], [11, 20, 0], …, [111, 120, 1], [121, 125, 0], [126, 130, 1]
@@ -23,7 +26,7 @@ def bars(lengths: Iterable[int], limit: int | None = None) -> list[list[int]]:
     if not len(values):
         return []
 
-    longest = int(values.max())
+    longest = longest or int(values.max())
     width = _round_width(longest / _BARS)
     last = math.ceil(longest / width) * width
     edges = set(range(0, last + 1, width))

@@ -7,6 +7,7 @@ from typing import Any
 
 from kubetune.base.humanize import duration, number, share, short, size
 from kubetune.config.metric_names import is_greater_better
+from kubetune.reporting.look.measured import interval, measured
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.verdict_lines import verdict
 from kubetune.rundir import exit_status, metrics
@@ -107,9 +108,9 @@ def _best_metric(run: RunRecord) -> list[Card]:
     name = run.config.training.metric_for_best_model
     label = name.removeprefix("eval_").replace("_", " ")
     about = f"evaluation at step {best['step']:,}"
-    value = number(best[name])
+    value = measured(best[name], name)
     if name in run.base:
-        value = f"{number(run.base[name])} → {value}"
+        value = f"{measured(run.base[name], name)} → {value}"
         about = f"before training → step {best['step']:,}"
     better = 1 if run.config.training.prefers_greater else -1
     # A run that is judged by something else has its loss in the same column.
@@ -186,8 +187,10 @@ def judged_cards(run: RunRecord) -> list[Card]:
         label = row["name"].removeprefix("eval_").replace("_", " ")
 
         low, high = row["after_interval"]
-        about = f"95 %: {low:.3g}–{high:.3g}"
+        about = f"95 %: {interval(row['after_interval'], row['name'])}"
         better = 1 if is_greater_better(row["name"]) else -1
-        shown.append(Card(label, number(row["best"]), about, row["best"], better, (low, high)))
+        shown.append(
+            Card(label, measured(row["best"], row["name"]), about, row["best"], better, (low, high))
+        )
 
     return shown

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, share, short
-from kubetune.config.metric_names import full_name, is_greater_better, main_metric
+from kubetune.config.metric_names import full_name, is_greater_better, is_share, main_metric
 from kubetune.reporting import cards
 from kubetune.reporting.chart import Chart, Line
+from kubetune.reporting.look.measured import interval, measured
 from kubetune.reporting.reading import POINTS, RunRecord
 from kubetune.reporting.run_charts import column
 from kubetune.reporting.series import Series
@@ -17,26 +19,18 @@ from kubetune.rundir import metrics
 
 # p-values below this are told as certain; beyond it, the difference may be chance.
 _CERTAIN = 0.05
-# Measures of answers and classes that are right, which people read as per cent.
-_SHARES = (
-    "accuracy",
-    "agreement",
-    "token_accuracy",
-    "exact_match",
-    "f1",
-    "f1_macro",
-    "f1_micro",
-    "precision",
-    "recall",
-)
 # What stands beside the point, where an evaluation has it.
-_BESIDE = ("reward", "margin", "f1_macro", "accuracy", "loss")
+_BESIDE = ("reward_std", "reward", "exact_match", "margin", "f1_macro", "accuracy", "loss")
 _MOST_BESIDE = 2
 # What a task is about, where main_metric would name something else first.
 _OF_TASK = {
     "sequence_classification": ("eval_f1", "eval_f1_macro", "eval_f1_micro"),
     "distill": ("eval_divergence",),
+    "grpo": ("eval_reward",),
 }
+# What people call a metric whose name says too little.
+_LABELS = {"reward_std": "spread of rewards", "divergence": "divergence from the teacher"}
+_NORMAL_95 = 1.959964  # quantile of the normal distribution
 # Measures of steps that a run without evaluations is about.
 _OF_STEPS = ("reward", "divergence", "accuracy", "loss")
 _BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
@@ -92,9 +86,12 @@ def hero(run: RunRecord) -> Hero | None:
     for measure in _BESIDE:
         key = f"eval_{measure}"
         if key != name and metrics.is_number(line.get(key)) and len(beside) < _MOST_BESIDE:
-            beside.append(_value(key, run.base.get(key) if line["step"] else None, line[key], run))
+            beside.append(_value(key, run.base.get(key) if line["step"] else None, line[key]))
+    value = _value(name, before, line[name])
+    if run.config.task == "reward_model" and name == "eval_accuracy":
+        value = replace(value, label="agreement with the preferred answers")
     return Hero(
-        _value(name, before, line[name], run),
+        value,
         _sureness(run, name, line["step"]),
         is_worse,
         beside,
@@ -106,7 +103,8 @@ def hero(run: RunRecord) -> Hero | None:
 def _point_of(run: RunRecord, line: Mapping[str, Any]) -> str | None:
     """Return the metric that a run is about: its user's choice, that of its task, or what the evaluation has."""
     best_by = run.config.training.metric_for_best_model
-    if best_by == "eval_loss":
+    # A run by rewards is about its reward, whatever chooses its checkpoint.
+    if best_by == "eval_loss" or run.config.task == "grpo":
         for name in _OF_TASK.get(run.config.task, ()):
             if metrics.is_number(line.get(name)):
                 return name
@@ -120,8 +118,8 @@ def _of_steps(run: RunRecord) -> Hero | None:
         if ends is None:
             continue
         first, last = ends
-        value = _value(key, first, last, run)
-        label = f"training {value.label}" if key == "loss" else f"{value.label} of a step"
+        value = _value(key, first, last)
+        label = f"training {value.label}" if key == "loss" else value.label
         is_worse = first is not None and (last < first if is_greater_better(key) else last > first)
         sure = "of the only step" if first is None else "mean of the first and of the last steps"
         if not run.evaluations:
@@ -130,7 +128,13 @@ def _of_steps(run: RunRecord) -> Hero | None:
         for other in _BESIDE_STEPS.get(key, ()):
             ends = _ends(run, other)
             if ends is not None:
-                beside.append(_value(other, *ends, run))
+                beside.append(_value(other, *ends))
+        # What was held out says something else of the same model.
+        held_out = run.evaluations[-1].get("eval_token_accuracy") if run.evaluations else None
+        if isinstance(held_out, int | float):
+            first_held_out = run.base.get("eval_token_accuracy")
+            value_held_out = _value("eval_token_accuracy", first_held_out, held_out)
+            beside.append(replace(value_held_out, label="held-out token accuracy"))
         return Hero(replace(value, label=label), sure, is_worse, beside, _curve(run, key))
     return None
 
@@ -148,21 +152,20 @@ def _ends(run: RunRecord, key: str) -> tuple[float | None, float] | None:
     return sum(values[:some]) / some, sum(values[-some:]) / some
 
 
-def _value(name: str, before: float | None, after: float, run: RunRecord) -> Value:
+def _value(name: str, before: float | None, after: float) -> Value:
     """Return a metric's number as the page writes it, such as 0 → 92 %."""
-    key = name.removeprefix("eval_")
-    is_share = key in _SHARES or name in {
-        full_name(line["metric"]) for line in run.verdict.get("answers") or ()
-    }
-    if not is_share or not 0 <= after <= 1 or not 0 <= (before or 0) <= 1:
-        return Value(_label(name), "" if before is None else number(before), number(after))
+    text = measured(after, name)
     # The sign once is enough.
-    return Value(_label(name), "" if before is None else f"{100 * before:.3g}", share(after))
+    earlier = "" if before is None else measured(before, name)
+    if text.endswith("%"):
+        earlier = earlier.removesuffix(" %")
+    return Value(_label(name), earlier, text)
 
 
 def _label(name: str) -> str:
     """Return what people call a metric: "exact match" for eval_exact_match."""
-    return name.removeprefix("eval_").replace("_", " ").replace("f1", "F1")
+    key = name.removeprefix("eval_")
+    return _LABELS.get(key, key.replace("_", " ").replace("f1", "F1"))
 
 
 def _sureness(run: RunRecord, name: str, step: int) -> str:
@@ -172,9 +175,32 @@ def _sureness(run: RunRecord, name: str, step: int) -> str:
         for line in run.verdict.get("answers") or ():
             if full_name(line["metric"]) == name and metrics.is_number(line.get("p_value")):
                 return f"{_test(line)}, {where}"
+    where = _interval(run, name, step) + where
     if name in run.base or not step:
         return where
     return f"{where}; the model before training was not evaluated"
+
+
+def _interval(run: RunRecord, name: str, step: int) -> str:
+    """Return the 95 % interval of a share of held-out rows, by Wilson, "" if there is none.
+
+    "95 %: 92.6–100 % of 48 held-out pairs, ". Of F1, which is no share of rows, the interval of the accuracy.
+    """
+    of_what = ""
+    if name.startswith("eval_f1"):
+        name = "eval_accuracy"
+        of_what = "accuracy "
+    rows = run.plan.eval_rows if run.plan else None
+    parts = [line.get(name) for line in run.measurements if line["step"] == step]
+    part = parts[-1] if parts else None
+    if name != "eval_accuracy" or not rows or not isinstance(part, int | float):
+        return ""
+    square = _NORMAL_95**2 / rows
+    middle = (part + square / 2) / (1 + square)
+    half = math.sqrt(square * part * (1 - part) + square**2 / 4) / (1 + square)
+    ends = interval((max(0.0, middle - half), min(1.0, middle + half)), name)
+    unit = "row" if run.config.task == "sequence_classification" else "pair"
+    return f"{of_what}95 %: {ends} of {counted(rows, f'held-out {unit}')}, "
 
 
 def _test(line: Mapping[str, Any]) -> str:
@@ -201,7 +227,7 @@ def _curve(run: RunRecord, name: str) -> Chart | None:
         lines.append(Line(f"evaluation {_label(key)}", evaluated, colour, kind="points"))
     if not lines or max(_points(line.series) for line in lines) < 2:
         return None
-    unit = "percent" if key in _SHARES else "fixed"
+    unit = "percent" if is_share(key) else "fixed"
     return Chart(key, _label(name), unit, lines, axis=_label(name))
 
 
@@ -211,10 +237,9 @@ def _points(series: Series) -> int:
 
 
 def _example(run: RunRecord, name: str) -> dict[str, str] | None:
-    """Return an answer that got better by this metric, None if none is kept."""
-    for metric, sides in (run.verdict.get("turned") or {}).items():
-        if full_name(metric) != name:
-            continue
+    """Return an answer that got better, by this metric if one did, else by another; None if none is kept."""
+    turned = run.verdict.get("turned") or {}
+    for _, sides in sorted(turned.items(), key=lambda item: full_name(item[0]) != name):
         for line in sides.get("gained") or ():
             if isinstance(line.get("before"), str) and isinstance(line.get("answer"), str):
                 return {

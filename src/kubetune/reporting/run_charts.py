@@ -90,6 +90,7 @@ CURVES = (
         ("accuracy",),
         "Share of the answers that are told apart rightly.",
         smoothed=True,
+        unit="percent",
     ),
     Curves(
         "rewards",
@@ -120,6 +121,7 @@ CURVES = (
         "Share of tokens of which both have the same likeliest one; of compared tokens that are likely in both; and the "
         "probability of those compared.",
         smoothed=True,
+        unit="percent",
     ),
     Curves("reward", "Reward", ("reward",), "Mean over the answers of a step.", smoothed=True),
     Curves(
@@ -136,6 +138,7 @@ CURVES = (
         "Prompts with a right answer; groups whose rewards are all alike, from which nothing is learnt; and answers "
         "that were cut off.",
         smoothed=True,
+        unit="percent",
     ),
     Curves(
         "length",

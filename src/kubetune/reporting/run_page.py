@@ -130,6 +130,7 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
         values = [line.get(key) for key in keys]
         rows.append((line["step"], line.get("epoch"), values))
     return {
+        "metrics": keys,
         "names": [_metric_name(key) for key in keys],
         "rows": rows,
         "skipped": len(lines) - len(shown),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kubetune.config.metric_names import full_name
-from kubetune.reporting.histogram import drawn_bars
+from kubetune.reporting.histogram import shared_bars
 
 
 def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -16,7 +16,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
 
         rows      metrics before and after, with intervals and tests if answers were compared
         turned    answers that became better and worse by `metric`, the first metric that has any
-        lengths   lengths of answers, as bars
+        lengths   lengths of answers before and after, in the same bars
         gate      the conditions and whether each is met
     """
     compared_benchmarks = lines_of(judged, benchmarks)
@@ -49,17 +49,14 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
             turned = sides
             break
 
-    lengths = {}
-    for name, bars in (judged.get("lengths") or {}).items():
-        if bars:
-            lengths[name] = drawn_bars(bars)
+    lengths = judged.get("lengths") or {}
     return {
         "step": judged.get("step", benchmarks.get("step")),
         "rows": rows,
         "tests": ", ".join(tests),
         "metric": metric,
         "turned": turned,
-        "lengths": lengths,
+        "lengths": shared_bars(lengths.get("before") or (), lengths.get("after") or ()),
         "gate": judged.get("gate"),
     }
 

@@ -113,7 +113,8 @@ def _facts_of_answers(run_dir: Path, step: int, generate: GenerateConfig) -> dic
             measured.metric,
             SHOWN,
         )
-    lengths = {"before": _lengths(before), "after": _lengths(after)}
+    longest = max((len(answered.answer) for answered in (*before, *after)), default=0)
+    lengths = {"before": _lengths(before, longest), "after": _lengths(after, longest)}
     return {"answers": answers, "turned": changed, "lengths": lengths}
 
 
@@ -219,15 +220,18 @@ def line_in_words(line: Mapping[str, Any]) -> str:
     )
 
 
-def _lengths(answers: Sequence[Answered]) -> list[list[int]]:
-    """Return a histogram of the characters of answers; empty answers come first as `[0, 0, rows]`."""
+def _lengths(answers: Sequence[Answered], longest: int) -> list[list[int]]:
+    """Return a histogram of the characters of answers; empty answers come first as `[0, 0, rows]`.
+
+    `longest`: of both models' answers, whose bars are the same.
+    """
     lengths = [len(answered.answer) for answered in answers if answered.answer]
     num_empty = len(answers) - len(lengths)
     histogram = []
     if num_empty:
         histogram.append([0, 0, num_empty])
     if lengths:
-        histogram.extend(bars(lengths))
+        histogram.extend(bars(lengths, longest=longest))
     return histogram
 
 
