@@ -22,7 +22,9 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
+from kubetune.config.resolved import read_config
 from kubetune.data.length_bars import bars
+from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
 from kubetune.reporting.hero import hero
 from kubetune.reporting.histogram import shared_bars
@@ -558,7 +560,8 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
         # One number is the same text in the point, the table of evaluations and that of the verdict.
         page = client.get("/run?dir=a").text
         assert '<span class="to">94 %</span>' in page
-        assert page.count("<td>94 %</td>") == 2
+        assert page.count("<td>94 %</td>") >= 2
+        assert "<td>0.94</td>" not in page
         assert "<td>81–95 %</td>" in page
         chosen = client.get("/", params={"metric": "eval_loss"}).text
         assert '<span class="line">0.0726</span>' in chosen
@@ -580,11 +583,12 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
 def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "a", 60)
     settings = json.loads((run_dir / "resolved.json").read_text())
-    plan = json.loads((run_dir / "plan.json").read_text())
-    (run_dir / "plan.json").write_text(json.dumps({**plan, "eval_rows": 48}))
+    plan = make_plan(read_config(run_dir), 60, 48, 0)
+    (run_dir / "plan.json").write_text(plan.model_dump_json())
 
     def point(task: str, **measured: float) -> tuple[str, str, str]:
-        (run_dir / "resolved.json").write_text(json.dumps({**settings, "task": task}))
+        rewards = {"rewards": [{"name": "exact_match"}]} if task == "grpo" else {}
+        (run_dir / "resolved.json").write_text(json.dumps({**settings, **rewards, "task": task}))
         evaluation = {"step": 60, "epoch": 1.0, "eval_loss": 0.5}
         evaluation |= {f"eval_{name}": value for name, value in measured.items()}
         (run_dir / metrics.METRICS).write_text(json.dumps(evaluation) + "\n")
@@ -639,7 +643,7 @@ def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
         judge("b", 0.5, [0.4, 0.6])
         text = compared()
         assert (
-            '<p class="verdict">a has the highest exact match, 0.9 against 0.5; its 95 % interval is apart'
+            '<p class="verdict">a has the highest exact match, 90 % against 50 %; its 95 % interval is apart'
             in text
         )
         assert text.count('class="best"') == 1
@@ -647,12 +651,12 @@ def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
         judge("b", 0.85, [0.7, 0.92])
         text = compared()
         assert (
-            "None is better for certain: exact match is 0.85 to 0.9, and the 95 % intervals overlap."
+            "None is better for certain: exact match is 85 % to 90 %, and the 95 % intervals overlap."
             in text
         )
         assert 'class="best"' not in text
         judge("b", 0.9, [0.8, 0.96])
-        assert "All are equally good: exact match 0.9." in compared()
+        assert "All are equally good: exact match 90 %." in compared()
 
         judge("b", 0.5, [0.4, 0.6])
         settings = json.loads((tmp_path / "b" / "resolved.json").read_text())

@@ -27,8 +27,10 @@ from kubetune.config.consent import CODE
 from kubetune.config.load import load_config
 from kubetune.config.resolved import resolved
 from kubetune.errors import USER
+from kubetune.rundir import checkpoints
 from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.ui import jobs
+from kubetune.ui.chat.chat_child import verdict_text
 from kubetune.ui.form import at_hand
 from kubetune.ui.form.fixes import as_run_name, field_of
 from kubetune.ui.form.form_fields import form
@@ -561,6 +563,43 @@ def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
     assert load_config(Path(words[1]), overrides=words[2:]) == config
 
 
+def test_a_value_of_the_command_line_is_shown_there_and_mended(
+    client: TestClient, values: dict[str, str], tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "outputs" / "old"
+    data = {"train": values["data.train"]}
+    source = tmp_path / "run.yaml"
+    source.write_text(
+        json.dumps({"name": "old", "model": str(MODEL), "data": data, "lora": {"r": 8}})
+    )
+    overrides = ['lora.target_modules=["qproj"]', "training.max_steps=3"]
+    config = load_config(source, overrides=[*overrides, f"output={run_dir}"])
+    create_run_dir(config, run_dir, source=source.read_text())
+    reason = "lora.target_modules: this model has no module named qproj; did you mean q_proj?"
+    ended = {"code": 2, "reason": reason, "step": None, "error": "ConfigError"}
+    (run_dir / "exit.json").write_text(json.dumps(ended))
+    (run_dir / "logs").mkdir(exist_ok=True)
+    (run_dir / "logs" / "rank-0.log").write_text(f"one line\n[ERROR] {reason}\n")
+    page = html.unescape(client.get("/run?dir=old").text)
+    assert "given on the command line" in page
+    assert """<span class="here"><b></b>'lora.target_modules=["qproj"]'""" in page
+    again = f"train {run_dir}/config.yaml name=old-2 output={run_dir}-2 training.max_steps=3"
+    assert f"""{again} 'lora.target_modules=["q_proj"]'</code>""" in page
+    assert "Continue: " not in page, "it would fail the same way"
+    assert '<span class="error">[ERROR] lora' in page
+    # Of the file, the line is shown only if it sets the key.
+    text = "lora: {r: 8, target_modules: [qproj]}\nname: old\n"
+    section = "lora:\n  r: 8\nname: old\ntarget_modules: of another\n"
+    for content, is_shown in (
+        (text, True),
+        (text.replace("target_modules", "alpha"), False),
+        (section, False),
+    ):
+        (run_dir / "config.yaml").write_text(content)
+        assert ('<span class="here"><b>1</b>lora' in client.get("/run?dir=old").text) == is_shown
+    assert "The line of the file" not in client.get("/run?dir=old").text
+
+
 @pytest.mark.parametrize("section", [None, {}, {"r": 8, "alpha": 32}])
 def test_a_run_is_run_again_with_its_settings(
     client: TestClient, values: dict[str, str], tmp_path: Path, section: dict[str, int] | None
@@ -771,6 +810,35 @@ def test_a_start_that_failed_leaves_its_name_free(
     monkeypatch.setattr(Jobs, "start", lambda self, name, words: None)
     assert ask(client, "/new/start", values={**values, "lora.r": "8"})["problems"] == []
     assert "r: 8" in file.read_text()
+
+
+def test_one_asks_a_run_for_what_its_task_gives(
+    client: TestClient, values: dict[str, str], tmp_path: Path
+) -> None:
+    from tests.run.test_report_long import write_run
+
+    (tmp_path / "outputs").mkdir()
+    run_dir = write_run(tmp_path / "outputs" / "a", 60)
+    (run_dir / "exit.json").write_text(json.dumps({"code": 0, "reason": "done", "step": 60}))
+    checkpoints.commit(run_dir, checkpoints.State(step=50), lambda folder: None)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    kinds = {
+        "causal_lm": ("Chat", True),
+        "preference": ("Chat", True),
+        "sequence_classification": ("Classify", False),
+        "reward_model": ("Score", False),
+    }
+    for task, (title, is_beside_base) in kinds.items():
+        (run_dir / "resolved.json").write_text(json.dumps({**settings, "task": task}))
+        page = client.get("/chat?dir=a&beside=base").text
+        assert f"<h1>{title}</h1>" in page
+        assert ("Before fine-tuning" in page) == is_beside_base
+        named = "Compare answers" if task == "preference" else title
+        assert f">{named}</a>" in client.get("/run?dir=a").text
+    verdict = {"predicted": "b", "probabilities": {"a": 0.2, "b": 0.8}}
+    assert verdict_text(verdict) == "b 80 %\na 20 %"
+    assert verdict_text({"reward": 0.25}) == "reward 0.25"
+    assert verdict_text({"predicted": 3.5}) == "3.5"
 
 
 def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -> None:

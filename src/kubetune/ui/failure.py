@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from kubetune.errors import KubetuneError
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir import metrics
+from kubetune.rundir.starts import train_again
 from kubetune.ui.form.fixes import Values, for_failure
 from kubetune.ui.form.new_run import texts_of
 from kubetune.ui.site import Site
@@ -43,10 +47,22 @@ def _place(run: RunRecord, reason: str) -> dict[str, Any]:
                 return _lines(Path(in_code[1]), int(in_code[2]))
     key = re.match(r"([a-z_]+(?:\.[a-z_0-9]+)*): ", reason)
     if key is not None:
-        file = run.path / metrics.CONFIG
-        at = _line_of(file, key[1].split("."))
-        if at is not None:
-            return _lines(file, at)
+        return _of_key(run.path, key[1])
+    return {"file": "", "lines": [], "at": None}
+
+
+def _of_key(run_dir: Path, key: str) -> dict[str, Any]:
+    """Return where the value of a key was given: on the command line of the first start, or in the run file."""
+    typed = None
+    with contextlib.suppress(KubetuneError):
+        words = train_again(run_dir)
+        typed = next((word for word in words if word.startswith((f"{key}=", f"{key}."))), None)
+    if typed is not None:
+        return {"file": "given on the command line", "lines": [("", shlex.quote(typed))], "at": ""}
+    file = run_dir / metrics.CONFIG
+    at = _line_of(file, key.split("."))
+    if at is not None:
+        return _lines(file, at)
     return {"file": "", "lines": [], "at": None}
 
 
@@ -76,7 +92,7 @@ def _lines(file: Path, at: int) -> dict[str, Any]:
 
 
 def _line_of(file: Path, key: list[str]) -> int | None:
-    """Return the number of the line of a run file in which a key is set, None if it has none.
+    """Return the number of the line of a run file in which a key is set, None if it does not set it.
 
     `lora.r` is in the line `r: 16` that is indented below `lora:`, or in `lora: {r: 16}`.
     """
@@ -88,18 +104,32 @@ def _line_of(file: Path, key: list[str]) -> int | None:
     depth = -1
     meant = None
     for part in key:
-        for index in range(begin, len(lines)):
-            line = lines[index]
-            indent = len(line) - len(line.lstrip())
-            # Another section has begun.
-            if line.strip() and index > begin and indent <= depth:
-                break
-            if line.strip().startswith(f"{part}:") and indent > depth:
-                meant = index + 1
-                begin = index + 1
-                depth = indent
-                break
+        index = _index_below(lines, part, begin, depth)
+        if index is not None:
+            meant = index + 1
+            begin = index + 1
+            depth = _indent(lines[index])
+        # `lora: {r: 16}` holds the rest of a key in its line, or does not have it.
+        elif meant is None or not re.search(rf"\b{part}\s*:", lines[meant - 1]):
+            return None
     return meant
+
+
+def _index_below(lines: list[str], part: str, begin: int, depth: int) -> int | None:
+    """Return the index of the line that sets a key in the section that begins there, None if it does not."""
+    for index in range(begin, len(lines)):
+        line = lines[index]
+        # Another section has begun.
+        if line.strip() and _indent(line) <= depth:
+            return None
+        if line.strip().startswith(f"{part}:"):
+            return index
+    return None
+
+
+def _indent(line: str) -> int:
+    """Return how many spaces a line begins with."""
+    return len(line) - len(line.lstrip())
 
 
 def mend_of(site: Site, run: RunRecord, reason: str) -> dict[str, Any] | None:
@@ -110,4 +140,20 @@ def mend_of(site: Site, run: RunRecord, reason: str) -> dict[str, Any] | None:
         return None
     label, values = fix
     mended = {**texts, **values}
-    return {"label": label, "values": {key: text for key, text in mended.items() if text}}
+    return {
+        "label": label,
+        "values": {key: text for key, text in mended.items() if text},
+        "words": _words_again(run.path, mended["name"], values),
+    }
+
+
+def _words_again(run_dir: Path, name: str, values: Values) -> str:
+    """Return the command line that starts a run again with these values, "" if its file cannot be read."""
+    try:
+        verb, file, _, *overrides = train_again(run_dir)
+    except KubetuneError:
+        return ""
+    kept = [word for word in overrides if word.partition("=")[0] not in values]
+    mended = [f"{key}={text}" for key, text in values.items()]
+    output = f"output={run_dir.parent / name}"
+    return shlex.join(["kubetune", verb, file, f"name={name}", output, *kept, *mended])

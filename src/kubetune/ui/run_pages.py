@@ -19,6 +19,7 @@ from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
+from kubetune.ui.chat.pages import ASKING
 from kubetune.ui.commands import launchers
 from kubetune.ui.failure import failure_of, mend_of
 from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
@@ -194,6 +195,9 @@ def one_run(request: Request) -> Response:
         "unread": record.numbers.unread,
     }
 
+    task = record.config.task
+    talking = "Compare answers" if task in ("preference", "distill") else "Chat"
+    facts["asking"] = ASKING.get(task, talking)
     verb = "watch" if is_live else "report"
     words = shlex.join(["kubetune", verb, str(run_dir)])
     sign = SIGNS.get(facts["state"], "")
@@ -227,7 +231,9 @@ def _what_to_do(
         "can_stop": is_running_here,
         "can_continue": can_continue,
         "stop_words": shlex.join(["kubetune", "stop", str(run.path)]) if is_running_here else "",
-        "continue_words": _continue_words(run.path) if can_continue else "",
+        # One that would fail the same way is told how it would not.
+        "again_words": mend["words"] if mend else "",
+        "continue_words": _continue_words(run.path) if can_continue and not mend else "",
     }
 
 

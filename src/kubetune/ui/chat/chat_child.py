@@ -8,6 +8,7 @@
     ← {"piece": "lo."}
     ← {"end": true, "left_out": []}
 
+A classifier answers with its classes, and a reward model with the reward of an answer; both load at each question.
 It ends with its input or with the server. SIGINT ends an answer, not the process.
 """
 
@@ -19,13 +20,19 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base import faults, logs, processes
-from kubetune.errors import KubetuneError
+from kubetune.base.humanize import number, share
+from kubetune.config.resolved import read_config
+from kubetune.errors import ConfigError, KubetuneError
 
 if TYPE_CHECKING:
     from kubetune.result.inference.answering import LoadedModel
+    from kubetune.result.inference.result import Result
+
+_MOST_CLASSES = 8  # that an answer names
 
 # Writes a line of JSON with these facts.
 Send = Callable[..., None]
@@ -45,11 +52,21 @@ def main(argv: Sequence[str]) -> int:
         out.flush()
 
     run_dir, checkpoint = argv
+    answer: Callable[[Any, Mapping[str, Any], Send], None] = _answer
     # A bug is raised, for the terminal. Errors that the user can fix go to the page.
     try:
-        from kubetune.result.inference.answering import load_run
+        config = read_config(Path(run_dir))
+        if config.classifies:
+            from kubetune.result.inference.result import open_result
 
-        loaded = load_run(run_dir, checkpoint)
+            result = open_result(Path(run_dir), checkpoint)
+            loaded: Any = result
+            answer = _judge
+        else:
+            from kubetune.result.inference.answering import load_run
+
+            loaded = load_run(run_dir, checkpoint)
+            result = loaded.result
     except Exception as error:
         known_error = faults.known(error)
         if known_error is None:
@@ -57,10 +74,41 @@ def main(argv: Sequence[str]) -> int:
         send(error=str(known_error))
         return known_error.exit_code
 
-    send(ready=True, chats=loaded.is_chat, checkpoint=loaded.result.checkpoint.resolve().name)
+    # A judge has no turns to keep.
+    chats = answer is _judge or loaded.is_chat
+    send(ready=True, chats=chats, checkpoint=result.checkpoint.resolve().name)
     for line in sys.stdin:
-        _answer(loaded, json.loads(line), send)
+        answer(loaded, json.loads(line), send)
     return 0
+
+
+def _judge(result: Result, question: Mapping[str, Any], send: Send) -> None:
+    """Send the classes of a text with their probabilities, or the reward of an answer behind its prompt."""
+    from kubetune.library.results import classify
+
+    text = question["messages"][-1]["content"]
+    asked: Any = text
+    if result.trained.task == "reward_model":
+        asked = tuple(part.strip() for part in text.split("\n\n", 1))
+    try:
+        if asked != text and len(asked) < 2:
+            raise ConfigError("type the prompt, an empty line, and the answer to it")
+        (verdict,) = classify(result.run_dir, [asked], checkpoint=result.checkpoint.resolve().name)
+        send(piece=verdict_text(verdict))
+        send(end=True, left_out=[])
+    except (ValueError, KubetuneError) as error:
+        send(end=True, error=str(error))
+
+
+def verdict_text(verdict: Mapping[str, Any]) -> str:
+    """Return a verdict in words: the reward, or each class with its probability, the likeliest first."""
+    if "reward" in verdict:
+        return f"reward {number(verdict['reward'])}"
+    probabilities = verdict.get("probabilities") or {}
+    if not probabilities:
+        return str(verdict["predicted"])
+    ordered = sorted(probabilities.items(), key=lambda item: item[1], reverse=True)
+    return "\n".join(f"{label} {share(part)}" for label, part in ordered[:_MOST_CLASSES])
 
 
 def _answer(

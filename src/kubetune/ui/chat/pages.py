@@ -16,12 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kubetune.base import logs
+from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.results import require_sampling
 from kubetune.reporting.rendering import turns
 from kubetune.rundir import metrics, shapes
 from kubetune.ui.chat.talkers import MOST_MODELS
 from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
+
+# What one does on the page with a run, by its task; with all others one talks.
+ASKING = {"sequence_classification": "Classify", "reward_model": "Score"}
 
 # Limits of a question, which comes from a browser.
 _MOST_TURNS = 400
@@ -39,10 +43,16 @@ def chat(request: Request) -> Response:
     # The command line that does the same. Until a run is chosen, it has a gap for the run's name.
     words = ["kubetune", "chat", "RUN"]
     chosen = ""
+    verb = "Chat"
     if name:
         run_dir = find_run(site, name)
         chosen = site.records.name_of(run_dir)
         words[-1] = str(run_dir)
+        verb = ASKING.get(read_config(run_dir).task, verb)
+        if verb != "Chat":
+            words[1] = "generate"
+            # The model before training has no classes of these data, and no rewards.
+            beside = ""
     if beside == "base":
         words.append("--compare")
     elif beside:
@@ -55,7 +65,8 @@ def chat(request: Request) -> Response:
     of_sweeps = {run["dir"] for run in listed if site.records.sweep_of(Path(run["path"]))}
     offered = [run for run in listed if run["dir"] not in of_sweeps] or listed
     facts = {
-        "title": "Chat",
+        "title": verb,
+        "asking": verb,
         "listed": listed,
         "offered": offered[:_MOST_OFFERED],
         "chosen": chosen,

@@ -37,8 +37,7 @@ const linkTo = (f) => {
   link.href = `#${f.id}`;
   link.addEventListener("click", (event) => {
     event.preventDefault();
-    const group = f.closest("details");
-    if (group) group.open = true;
+    f.closest("details")?.setAttribute("open", "");
     f.focus();
     f.closest(".setting").scrollIntoView({ block: "center" });
   });
@@ -49,11 +48,10 @@ const listOf = (kind, texts, { fields: about = {}, fixes = [] }) => {
   const lineOf = (text, isAtField) => {
     // At its field, a problem need not say which setting it is about.
     const line = spans("li", isAtField ? text.replace(/^(model \S+|[a-z_]+(\.[a-z_]+)*): /, "") : text);
-    line.append(" ", ...buttons(fixes.filter((fix) => fix.of === text)));
+    line.append(...buttons(fixes.filter((fix) => fix.of === text)));
     return line;
   };
-  const inOrder = [...Map.groupBy(texts, (text) => field(about[text]))].sort(([a], [b]) => fields.indexOf(a) - fields.indexOf(b));
-  for (const [f, ofField] of inOrder) {
+  for (const [f, ofField] of [...Map.groupBy(texts, (text) => field(about[text]))].sort(([a], [b]) => fields.indexOf(a) - fields.indexOf(b))) {
     if (!f) { list.append(...ofField.map((text) => lineOf(text))); continue; }
     const note = element("ul", "", kind);
     note.id = `${kind}-${f.name}`;
@@ -150,8 +148,7 @@ const showCard = (card) => {
 const plan = async (mine) => {
   const body = asked();
   const nothing = { problems: [], warnings: [], needed: [], bad: [], facts: [], yaml: "", summary: "", command: "", card: null };
-  let reply;
-  try { reply = { ...nothing, ...await (await post("/new/plan", body)).json() }; } catch (error) { reply = { ...nothing, problems: [error.message] }; }
+  const reply = { ...nothing, ...await post("/new/plan", body).then((answer) => answer.json()).catch((error) => ({ problems: [error.message] })) };
   if (mine !== number) return; // typed on meanwhile
   // A name is asked for at the start alone, so that the server plans without one.
   if (!body.values.name && !reply.needed.length && !reply.problems.length) reply.needed = ["Name of the run"];
@@ -173,9 +170,8 @@ const plan = async (mine) => {
   byId("run-file").hidden = !reply.yaml;
   byId("command").textContent = reply.command;
   byId("command-line").hidden = !reply.command;
-  byId("start").disabled = false;
+  byId("start").disabled = byId("submit").disabled = false;
   byId("submit").hidden = !reply.on_cluster;
-  byId("submit").disabled = false;
 };
 
 // A look at the data: their first rows, what they seem to be for, and buttons where the form says otherwise.
@@ -216,10 +212,7 @@ const look = async () => {
   showRows(reply, byId("look"), buttons(reply.fixes ?? []));
 };
 // While one chooses among files, the rows of each come into the list.
-const preview = async (path, place) => {
-  const reply = await lookAt({ values: { "data.train": path } }, ofList);
-  if (reply) showRows(reply, place);
-};
+const preview = (path, place) => lookAt({ values: { "data.train": path } }, ofList).then((reply) => reply && showRows(reply, place));
 
 const showSettings = () => {
   const isFull = field("lora") && !field("lora").value;
@@ -278,7 +271,7 @@ byId("find").addEventListener("input", (event) => {
 
 const begin = async (on) => {
   // Until nothing is wrong or needed, it leads there.
-  if (byId("summary").className !== "good") { document.querySelector("#problems .problem a, #summary a").click(); return; }
+  if (byId("summary").className !== "good") { (document.querySelector("#problems .problem a") ?? document.querySelector("#summary a"))?.click(); return; }
   for (const id of ["start", "submit"]) byId(id).disabled = true;
   try {
     const begun = await (await post("/new/start", { ...asked(), on })).json();

@@ -48,8 +48,8 @@ const parts = (page) => [...page.querySelectorAll("[data-live], main > section[i
   .filter((part) => !["curves", "headline", "log", "point"].includes(part.id));
 const nameOf = (part) => part.id || part.getAttribute("aria-label") || `${part.localName} ${part.className}`;
 
-// What was logged last is seen first.
-const toEnd = (part) => part.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollHeight; });
+// What was logged last is seen first, and of a run that failed the error.
+const toEnd = (part) => part.querySelectorAll(".log").forEach((log) => { log.scrollTop = [...log.querySelectorAll(".error")].at(-1)?.offsetTop - log.offsetTop || log.scrollHeight; });
 toEnd(document);
 
 // Sections with a tab are shown one tab at a time; without scripts they stand below each other, and tabs are links.
