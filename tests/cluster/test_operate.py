@@ -402,6 +402,29 @@ def test_a_broken_off_cp_goes_on_where_it_was(desk: Desk) -> None:
     assert list(here.glob(".*")) == []
 
 
+def test_cp_of_a_run_that_ends_meanwhile_goes_on(desk: Desk) -> None:
+    """The container that was asked first is gone before the second file; another pod reads the volume."""
+    desk.submit_script("while ! [ -e /outputs/go ]; do sleep 0.05; done", compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    source = desk.run_folder()
+    source.mkdir(parents=True)
+    for name in ("a.bin", "b.bin", "c.bin"):
+        (source / name).write_bytes(os.urandom(20_000_000))
+    with desk.started("cp", "fit", stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert "a.bin (20,000,000 bytes)" in process.stderr.readline()
+        process.send_signal(signal.SIGSTOP)
+        (source.parent / "go").touch()
+        desk.cluster.wait_condition("Job", "fit", "Complete")
+        process.send_signal(signal.SIGCONT)
+        output = process.stderr.read()
+        assert process.wait() == 0, output
+    for name in ("a.bin", "b.bin", "c.bin"):
+        here = desk.folder / "outputs" / "fit" / name
+        assert here.read_bytes() == (source / name).read_bytes()
+    assert "asking another container" in output
+
+
 def test_cp_writes_nothing_outside_of_its_folder(desk: Desk) -> None:
     desk.submit_script(WAIT, compute__nodes=1)
     desk.cluster.wait_ready("fit")

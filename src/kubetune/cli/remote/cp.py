@@ -19,7 +19,13 @@ from kubetune.library.cluster_connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.cluster.download import Downloaded
+    from kubetune.k8s.cluster.volume_reader import VolumeReader
     from kubetune.k8s.manifests.run_spec import RunSpec
+
+
+# So many containers are asked one after the other.
+_MOST_CONTAINERS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Copy. Raise ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
     cluster, spec = _deleted(args) or find(args)
-    from kubetune.k8s.api.client import say
-    from kubetune.k8s.cluster.download import download
     from kubetune.k8s.cluster.volume_reader import VolumeReader
 
     to = args.output or local_folder(spec)
@@ -47,18 +51,41 @@ def run(args: argparse.Namespace) -> int:
     globs = [glob.rstrip("/") for glob in args.globs]
     leaving = f"what is in {to} stays, and the same command continues from there"
     with message_on_leaving(leaving), VolumeReader(cluster, spec) as volume:
-        done = download(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
+        done = _copied(cluster, spec, volume, to, globs)
     # Nothing matched, which is not the same as all of it being here already.
-    if not done.files + done.unchanged:
+    if not done.copied and not done.unchanged:
         reason = f"{spec.run_dir} is empty so far"
         if globs:
             reason = f"nothing in {spec.run_dir} matches {' or '.join(globs)}"
         raise ConfigError(f"{reason}. Nothing was copied.")
-    line = f"{counted(done.files, 'file')} ({size(done.bytes)}) in {to}, all verified"
+    line = f"{counted(len(done.copied), 'file')} ({size(done.bytes)}) in {to}, all verified"
     if done.unchanged:
-        line += f"; {counted(done.unchanged, 'file')} there already"
+        line += f"; {counted(len(done.unchanged), 'file')} there already"
     print(f"kubetune: {line}")
     return OK
+
+
+def _copied(
+    cluster: Cluster, spec: RunSpec, volume: VolumeReader, to: Path, globs: list[str]
+) -> Downloaded:
+    """Copy the run directory, by another container where one ends meanwhile. Return what was done."""
+    from kubetune.k8s.api.api_errors import Refused
+    from kubetune.k8s.api.client import say
+    from kubetune.k8s.cluster.asking_pods import NoAnswer
+    from kubetune.k8s.cluster.download import Downloaded, download
+
+    done = Downloaded()
+    for containers_left in reversed(range(_MOST_CONTAINERS)):
+        try:
+            download(cluster, volume.target(), spec.run_dir, to, globs, done, say)
+            break
+        except (NoAnswer, Refused) as error:
+            # A run that ends takes its containers along; the next one goes on where this one was.
+            is_forbidden = isinstance(error, Refused) and error.code == 403
+            if is_forbidden or not containers_left:
+                raise
+            say(f"{error}; asking another container")
+    return done
 
 
 def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:

@@ -35,12 +35,16 @@ class PodContainer:
     node: int = 0
 
 
+class NoAnswer(EnvironmentFault):
+    """A pod ended while it was asked, or answered something else."""
+
+
 def ask(
     cluster: Cluster, target: PodContainer, *question: str, seconds: float | None = None
 ) -> list[Any]:
     """Put a question of in_pod to a pod and return the values that it answers, one for each line of JSON.
 
-    Raise EnvironmentFault when it cannot answer.
+    Raise NoAnswer, or ApiError when it cannot be asked.
     """
     answer = io.BytesIO()
     errors = io.BytesIO()
@@ -55,14 +59,14 @@ def ask(
     )
     if code != 0:
         last_line = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
-        raise EnvironmentFault(
+        raise NoAnswer(
             f"pod {target.pod} could not answer ({question[0]}, exit code {code}): {last_line}"
         )
     try:
         return [json.loads(line) for line in answer.getvalue().splitlines()]
     except (ValueError, RecursionError):
         beginning = answer.getvalue()[:200].decode(errors="replace")
-        raise EnvironmentFault(
+        raise NoAnswer(
             f"pod {target.pod} answered {question[0]} with {beginning!r}; expected JSON"
         ) from None
 

@@ -10,7 +10,7 @@ import glob
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,9 +33,9 @@ _READ = 'tail -c "+$1" -- "$2" | head -c "$3"'
 class Downloaded:
     """What a download has done."""
 
-    files: int = 0  # copied now
+    copied: set[str] = field(default_factory=set)  # files
     bytes: int = 0  # that went over the network now
-    unchanged: int = 0  # files that were here already
+    unchanged: set[str] = field(default_factory=set)  # files that were here already
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,16 @@ def download(
     target: PodContainer,
     folder: str,
     to: Path,
-    globs: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda text: None,
-) -> Downloaded:
+    globs: Sequence[str],
+    done: Downloaded,
+    tell: Callable[[str], None],
+) -> None:
     """Copy the files of `folder`, as `target` sees it, into `to`; what is there and equal stays.
 
-    Without `globs`: all but the checkpoints that are neither `best` nor `last`. `tell` gets the path of each file
-    copied. Raise EnvironmentFault when the disk here is full, a path would lead outside, or the connection stays away.
+    Without `globs`: all but the checkpoints that are neither `best` nor `last`. `done` is added to. `tell` gets the path
+    of each file copied. Raise NoAnswer or Refused when the target has ended, another EnvironmentFault when the disk here
+    is full, a path would lead outside, or the connection stays away.
     """
-    done = Downloaded()
     for _ in range(_ROUNDS):
         listed = [_entry(value) for value in ask(cluster, target, "list", folder, *globs)]
         changed = []
@@ -94,7 +95,7 @@ def download(
             elif isinstance(entry, str):
                 tell(f"{entry} left out: neither a file nor a link")
         if not changed:
-            return done
+            return
 
     # What is rewritten all the time is asked for by itself, so that it has no time to change.
     for path in changed:
@@ -103,7 +104,6 @@ def download(
                 f"{path} changed while being copied, {_ROUNDS + _TRIES_ALONE} times; run the same command again, or name "
                 "the files you want"
             )
-    return done
 
 
 def _fetch_alone(
@@ -142,7 +142,8 @@ def _fetch(
     final = _inside(to, file.path)
     with explained_writes(final):
         if final.is_file() and _is_equal(final, file):
-            done.unchanged += 1
+            if file.path not in done.copied:
+                done.unchanged.add(file.path)
             return True
         final.parent.mkdir(parents=True, exist_ok=True)
         # Named after its contents, so that only a part of the same contents is gone on with.
@@ -162,7 +163,7 @@ def _fetch(
             part.unlink()
             return False
         os.replace(part, final)
-    done.files += 1
+    done.copied.add(file.path)
     done.bytes += file.size - began
     return True
 
