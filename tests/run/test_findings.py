@@ -392,7 +392,7 @@ def test_a_plan_of_large_data_does_not_claim_to_have_looked_at_all(
     ]
     assert cli.main(["plan", str(run_file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] is None
-    assert cli.main(["plan", str(run_file), "data.train=some/set"]) == 0
+    assert cli.main(["plan", str(run_file), "data.train=some/set"]) == 2
     assert data_lines(capsys.readouterr().out) == [
         "not looked at; `kubetune data check` looks at all"
     ]

@@ -127,7 +127,6 @@ FLAWS = [
         "with results of tools that begin with a tag that the chat template writes too",
     ),
     ({"prompt": "", "completion": "Pong."}, "with an empty prompt, after no BOS"),
-    ({"context": "Pigs fly at night.", "messages": [USER, ANSWER]}, "`context` (a text) is not used"),
     ({"prompt": "OTHER", "messages": [USER, ANSWER]}, "`prompt` (a text that differs from the others in 1 record)"),
 ]  # fmt: skip
 
