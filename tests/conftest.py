@@ -20,6 +20,7 @@ from hypothesis import settings
 import tests.offline.sitecustomize  # noqa: F401 - importing it is what guards this process
 from kubetune.base import reminders
 from tests import workers
+from tests.slow_cases import SLOW_CASES
 
 OFFLINE = Path(__file__).parent / "offline"
 
@@ -109,8 +110,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, in the order that chance gave all else."""
+    """Mark slow cases. Begin with the longest files, in the order that chance gave all else."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in SLOW_CASES:
+            item.add_marker(pytest.mark.slow)
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
 

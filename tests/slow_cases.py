@@ -1,0 +1,72 @@
+"""Cases that the default suite leaves to the slow one: they take seconds, and a quicker case of the same promise stays.
+
+One table, so that one sees at a glance what a default run does not try. `file::test` or `file::test[case]`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SLOW_CASES: Final = frozenset(
+    """
+cluster/test_operate_absences.py::test_a_server_that_has_not_read_the_newest_revision_is_asked_again[cp]
+cluster/test_operate_absences.py::test_an_api_server_that_has_just_started_ends_no_follower
+cluster/test_operate_absences.py::test_who_stops_or_deletes_a_run_hears_of_a_lost_host
+cluster/test_operate_logs.py::test_a_log_that_always_breaks_off_is_an_error_of_logs_once_the_run_is_over
+cluster/test_operate_logs.py::test_followed_logs_go_on_after_a_kubelet_has_started_anew
+cluster/test_operate_many.py::test_all_of_many_pods_are_followed_to_their_end[60]
+cluster/test_operate_prepare.py::test_while_it_prepares_status_says_so
+cluster/test_operate_samplers.py::test_both_groups_of_a_jobset_start_stop_and_end_together
+cluster/test_operate_samplers.py::test_servers_beside_a_job_end_once_the_run_has_and_come_back_with_it
+crash/test_damage.py::test_a_run_that_goes_on_notices_damaged_prepared_data[train/tokens.u32-1000]
+crash/test_peers.py::test_a_killed_rank_is_named_and_the_next_start_goes_on[borrowing a layer, rank 0]
+crash/test_stop.py::test_a_stop_before_an_evaluation_that_is_due_changes_no_file[3-True]
+crash/test_stop.py::test_one_rank_is_told_and_both_stop_after_the_same_step[ddp-micro-batch-8-1]
+crash/test_stop.py::test_stopped_in_each_phase[load]
+run/test_async_checkpoint.py::test_every_checkpoint_holds_the_bytes_it_would_hold_otherwise[lora]
+run/test_auto_by_force.py::test_ranks_short_of_memory_decide_alike_and_learn_the_same[one is short]
+run/test_base_shards.py::test_every_task_has_the_same_bits[reward_model]
+run/test_before_after.py::test_a_teacher_answers_beside_the_model_that_learnt_from_it
+run/test_beside_the_loop.py::test_steps_may_last_longer_than_a_write[full, sharded]
+run/test_classifiers.py::test_8_bit_adamw_follows_adamw_and_resumes_bit_by_bit
+run/test_cpu_dtype.py::test_a_run_and_its_plan_say_that_a_dtype_is_slow_and_show_no_share_of_a_slow_peak
+run/test_distill.py::test_a_kill_while_answers_are_drawn_changes_no_bit[signal 15:micro-batch:6]
+run/test_distill.py::test_drawn_answers_are_those_of_any_ranks_and_their_loss_is_plain
+run/test_distill.py::test_ranks_train_as_one_and_the_result_is_exported
+run/test_distill_servers.py::test_a_stop_while_a_teacher_hangs_saves_and_goes_on[teacher_k-1]
+run/test_distill_servers.py::test_a_teacher_that_does_wrong_ends_the_run_by_name[student_k-die-broke off|refused]
+run/test_distill_servers.py::test_a_teacher_that_does_wrong_ends_the_run_by_name[student_k-fewer places-answered]
+run/test_distill_servers.py::test_drawn_answers_are_judged_on_servers[teacher_k]
+run/test_distill_servers.py::test_other_weights_under_the_same_name_are_noticed
+run/test_distill_servers.py::test_servers_say_what_a_teacher_in_memory_does[0.5-teacher_k-512]
+run/test_distill_servers.py::test_vocabularies_that_are_padded_otherwise_are_compared_where_they_are_alike
+run/test_fsdp.py::test_another_number_of_ranks_goes_on[2-1]
+run/test_grpo.py::test_a_divergence_is_from_the_model_before_training[lora]
+run/test_grpo.py::test_a_killed_run_ends_as_one_that_was_never_killed[several-micro-batch-6]
+run/test_grpo.py::test_answers_that_teach_nothing_still_balance_the_experts
+run/test_grpo_fsdp.py::test_slices_draw_and_learn_as_one_rank_does[True-2-settings0]
+run/test_grpo_gradients.py::test_every_loss_and_gradient_is_that_of_plain_torch[fsdp-2]
+run/test_grpo_held_out.py::test_a_run_that_learns_nothing_ends_with_that
+run/test_grpo_models.py::test_models_reward_alike_on_any_ranks
+run/test_grpo_rewards.py::test_no_process_of_a_function_outlives_it[bombs]
+run/test_grpo_servers.py::test_a_fault_that_passes_changes_nothing[half]
+run/test_grpo_servers.py::test_a_fault_that_stays_ends_the_run_by_name[bad request-max_tokens is too large]
+run/test_grpo_servers.py::test_a_server_that_is_killed_and_comes_again_is_asked_again[0]
+run/test_grpo_servers.py::test_a_stop_while_servers_draw_saves_and_goes_on
+run/test_grpo_servers.py::test_an_adapter_that_one_server_refuses_is_rolled_back
+run/test_grpo_servers.py::test_any_number_of_ranks_asks_for_the_same_answers[lag-1]
+run/test_grpo_servers.py::test_versions_have_names_of_their_own_and_leave_when_they_are_old
+run/test_judgement.py::test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks[2]
+run/test_serve_check.py::test_a_model_that_sees_is_compared_by_its_texts
+run/test_serve_check.py::test_a_silent_server_ends_the_check_in_time[/tokenize]
+run/test_serve_check.py::test_a_silent_server_ends_the_check_in_time[/v1/completions]
+run/test_serve_check.py::test_embeddings_that_a_server_passes_over_are_named
+run/test_smoke.py::test_a_rank_that_never_comes_is_named
+run/test_tracking.py::test_wandb_holds_one_run_over_two_starts_in_files_of_its_own
+run/test_verify_resume.py::test_a_bad_resume_is_named[skip_a_batch_on_resume-batch ids]
+run/test_vision.py::test_learns_to_tell_the_colour_of_images_it_has_not_seen
+unit/test_base_model.py::test_a_plan_refuses_adapters_on_embeddings_that_the_head_is_tied_to[llama-embed_tokens]
+unit/test_base_model.py::test_targets_that_a_mamba_can_have_are_told_and_work
+unit/test_ui.py::test_a_live_page_keeps_its_curve_and_what_is_ticked
+""".strip().splitlines()
+)
