@@ -317,6 +317,8 @@ def test_a_server_that_is_gone_ends_the_run_by_name(
     assert toy.train(run_dir) == [errors.ENVIRONMENT]
     log = toy.log_of(run_dir)
     assert f"sync: rank 0: server {servers[1].url} did not load the adapter" in log
+    # Said at once: a server that may still start is asked for long.
+    assert f"server {servers[1].url} is asked for 3 s to load the adapter, as it broke off" in log
     assert "Connection refused" in log
     assert not servers[0].adapters()
     servers[1].start()

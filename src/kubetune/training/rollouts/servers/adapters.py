@@ -185,6 +185,7 @@ def _loaded(
 ) -> str | None:
     """Load an adapter on a server, and ask again until the deadline. Return why it did not; None if it did."""
     reason = "the run was stopped"
+    was_said = False
     while not given_up.is_set():
         try:
             server.load(adapter.name, adapter.folder, deadline)
@@ -193,6 +194,15 @@ def _loaded(
             return str(error)
         except ServerTrouble as error:
             # Storage may show a file late on another machine, and a server may still start.
+            if not was_said:
+                was_said = True
+                left = deadline - time.monotonic()
+                logs.DATA.warning(
+                    "server %s is asked for %.0f s to load the adapter, as it %s",
+                    server.url,
+                    left,
+                    error,
+                )
             reason = str(error)
         except TimeoutError:
             return reason
