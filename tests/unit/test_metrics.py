@@ -20,6 +20,7 @@ from kubetune.config.metric_names import main_metric
 from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts
 from kubetune.rundir import metrics
+from kubetune.rundir.exit_status import DONE, ExitStatus, write_exit_status
 from kubetune.rundir.metrics import (
     MetricsLog,
     read_events,
@@ -403,6 +404,20 @@ def test_a_list_of_runs_parses_only_the_lines_that_it_shows(
     assert (shown["step"], shown["loss"]) == (3000, expected["loss"])
     assert shown["evaluation"]["eval_loss"] > 0
     assert len(parsed) < 30
+
+
+def test_a_list_shows_the_best_checkpoint_of_a_run_that_is_over(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    write_run(run_dir, 60)
+    best = {"eval_loss": 0.125, "eval_exact_match": 0.97}
+    verdict = run_dir / metrics.VERDICT
+    verdict.write_text(json.dumps({"step": 40, "best": best}))
+    newest = facts(run_dir)["evaluation"]
+    assert newest["step"] == 60
+    write_exit_status(run_dir, ExitStatus(0, DONE, 60))
+    assert facts(run_dir)["evaluation"] == {"step": 40, **best}
+    verdict.write_text("{")
+    assert facts(run_dir)["evaluation"] == newest
 
 
 @pytest.mark.parametrize(

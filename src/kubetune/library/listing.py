@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "step": status["step"],
         "steps": status["steps"],
         "loss": status["loss"],
-        "evaluation": status["evaluation"],
+        "evaluation": (_of_best(run_dir) if is_over else None) or status["evaluation"],
         "saved_step": status["saved_step"],
         "metric": config.training.metric_for_best_model,
         "task": config.task,
@@ -111,6 +112,16 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "state": state,
         "why": why,
     }
+
+
+def _of_best(run_dir: Path) -> dict[str, Any] | None:
+    """Return the evaluation of the best checkpoint as the run's verdict has it; None for a run without one."""
+    # Damaged, it is left out: the run's own page says so.
+    with suppress(KubetuneError):
+        verdict = metrics.read_verdict(run_dir)
+        if verdict.get("best"):
+            return {"step": verdict.get("step"), **verdict["best"]}
+    return None
 
 
 def _tags(tracking: TrackingConfig) -> list[str]:
