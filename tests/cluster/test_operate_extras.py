@@ -180,10 +180,11 @@ def test_a_run_is_submitted_from_the_form_and_seen_in_the_namespace(
                 "kubernetes.image": "registry.example/kubetune:1.0", "kubernetes.storage.cache.size": "1Gi",
                 "kubernetes.storage.outputs.size": "1Gi",
             })  # fmt: skip
-            # The check of the form says what `submit` would, which cannot be pressed then.
+            # The check of the form says what `submit` would. The button leads to that then.
             wait(tab, "document.querySelector('#problems').textContent.includes('not in the pods')")
             assert f"{model} is not in the pods" in tab.inner_text("#problems")
-            assert not tab.is_enabled("#submit")
+            tab.click("#submit")
+            assert "was submitted" not in tab.inner_text("#output")
             fill(
                 tab,
                 {"kubernetes.mounts": json.dumps([{"path": str(model.parent), "claim": "models"}])},
