@@ -113,7 +113,7 @@ def test_an_evaluation_outlives_a_reload_and_shows_what_the_verb_wrote(
     assert end_of(tab) == "It is done (exit code 0)."
     evaluation = read_object(server.folder / "bot" / metrics.EVALUATION)
     for name in evaluation["metrics"]:
-        assert name in tab.inner_text("#evaluated")
+        assert name.removeprefix("eval_").replace("_", " ") in tab.inner_text("#evaluated")
     assert "exact_match" in tab.inner_text("#output")
 
     tab.check('#evaluate input[value="base"]')
@@ -127,7 +127,7 @@ def test_an_evaluation_outlives_a_reload_and_shows_what_the_verb_wrote(
     table = tab.inner_text("#evaluated table.numbers >> nth=0")
     for line in json.loads(printed.stdout):
         low, high = line["after_interval"]
-        assert f"{low:.3g}–{high:.3g}" in table
+        assert f"{100 * low:.3g}–{100 * high:.3g} %" in table
         assert f"{line['p_value']:.2g}" in table
     assert not errors
 
