@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from kubetune.reporting.reading import POINTS, RunRecord
 from kubetune.reporting.run_charts import column
 from kubetune.reporting.series import Series
 from kubetune.rundir import metrics
+from kubetune.rundir.intervals import wilson
 
 # p-values below this are told as certain; beyond it, the difference may be chance.
 _CERTAIN = 0.05
@@ -30,7 +30,6 @@ _OF_TASK = {
 }
 # What people call a metric whose name says too little.
 _LABELS = {"reward_std": "spread of rewards", "divergence": "divergence from the teacher"}
-_NORMAL_95 = 1.959964  # quantile of the normal distribution
 # Measures of steps that a run without evaluations is about.
 _OF_STEPS = ("reward", "divergence", "accuracy", "loss")
 _BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
@@ -182,7 +181,7 @@ def _sureness(run: RunRecord, name: str, step: int) -> str:
 
 
 def _interval(run: RunRecord, name: str, step: int) -> str:
-    """Return the 95 % interval of a share of held-out rows, by Wilson, "" if there is none.
+    """Return the 95 % interval of a share of held-out rows, "" if there is none.
 
     "95 %: 92.6–100 % of 48 held-out pairs, ". Of F1, which is no share of rows, the interval of the accuracy.
     """
@@ -195,10 +194,7 @@ def _interval(run: RunRecord, name: str, step: int) -> str:
     part = parts[-1] if parts else None
     if name != "eval_accuracy" or not rows or not isinstance(part, int | float):
         return ""
-    square = _NORMAL_95**2 / rows
-    middle = (part + square / 2) / (1 + square)
-    half = math.sqrt(square * part * (1 - part) + square**2 / 4) / (1 + square)
-    ends = interval((max(0.0, middle - half), min(1.0, middle + half)), name)
+    ends = interval(wilson(part, rows), name)
     unit = "row" if run.config.task == "sequence_classification" else "pair"
     return f"{of_what}95 %: {ends} of {counted(rows, f'held-out {unit}')}, "
 

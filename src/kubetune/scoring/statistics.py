@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kubetune.rundir.intervals import CONFIDENCE, wilson
+
 # Samples of the bootstrap, and flips of signs of the permutation test.
 RESAMPLES = 2000
 FLIPS = 10_000
-_CONFIDENCE = 0.95
 # Signs drawn at a time: those of many rows would fill the memory.
 _BLOCK = 2**20
 
@@ -25,7 +26,7 @@ def interval(scores: Sequence[float]) -> tuple[float, float]:
     if not len(values):
         return math.nan, math.nan
     if np.isin(values, (0.0, 1.0)).all():
-        return _wilson(int(values.sum()), len(values))
+        return wilson(float(values.mean()), len(values))
 
     # A seed of its own, so that the same answers always have the same interval.
     draw = np.random.default_rng(0)
@@ -35,26 +36,8 @@ def interval(scores: Sequence[float]) -> tuple[float, float]:
         sample = values[draw.integers(0, len(values), len(values))]
         means.append(sample.mean())
 
-    low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
-
-
-def _wilson(right: int, rows: int) -> tuple[float, float]:
-    """Return the bounds of a share. 8 of 10 right: 0.49 to 0.94; 10 of 10 right: 0.72 to 1."""
-    from statistics import NormalDist
-
-    # 1.96 for 95 %.
-    z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
-    share = right / rows
-
-    # The bounds solve |share - p| = z √(p (1 - p) / rows) for p.
-    scale = 1 + z * z / rows
-    middle = (share + z * z / (2 * rows)) / scale
-    half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / scale
-    # Rounding must not leave 7e-18 if no row is right, nor a bound below 1 if all are.
-    low = middle - half if right else 0.0
-    high = middle + half if right < rows else 1.0
-    return low, high
 
 
 class Comparison(NamedTuple):
