@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kubetune.errors import KubetuneError
+from kubetune.base.yaml_reader import read_entries
+from kubetune.errors import ConfigError, KubetuneError
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir import metrics
 from kubetune.rundir.starts import train_again
@@ -60,7 +61,7 @@ def _of_key(run_dir: Path, key: str) -> dict[str, Any]:
     if typed is not None:
         return {"file": "given on the command line", "lines": [("", shlex.quote(typed))], "at": ""}
     file = run_dir / metrics.CONFIG
-    at = _line_of(file, key.split("."))
+    at = _line_of(file, key)
     if at is not None:
         return _lines(file, at)
     return {"file": "", "lines": [], "at": None}
@@ -91,45 +92,14 @@ def _lines(file: Path, at: int) -> dict[str, Any]:
     return {"file": f"{file}:{at}", "lines": shown, "at": at}
 
 
-def _line_of(file: Path, key: list[str]) -> int | None:
-    """Return the number of the line of a run file in which a key is set, None if it does not set it.
-
-    `lora.r` is in the line `r: 16` that is indented below `lora:`, or in `lora: {r: 16}`.
-    """
+def _line_of(file: Path, key: str) -> int | None:
+    """Return the number of the line of a run file in which a key is set, None if it does not set it."""
     try:
-        lines = file.read_text("utf-8").splitlines()
-    except OSError:
+        entries, _ = read_entries(file)
+    except ConfigError:
         return None
-    begin = 0
-    depth = -1
-    meant = None
-    for part in key:
-        index = _index_below(lines, part, begin, depth)
-        if index is not None:
-            meant = index + 1
-            begin = index + 1
-            depth = _indent(lines[index])
-        # `lora: {r: 16}` holds the rest of a key in its line, or does not have it.
-        elif meant is None or not re.search(rf"\b{part}\s*:", lines[meant - 1]):
-            return None
-    return meant
-
-
-def _index_below(lines: list[str], part: str, begin: int, depth: int) -> int | None:
-    """Return the index of the line that sets a key in the section that begins there, None if it does not."""
-    for index in range(begin, len(lines)):
-        line = lines[index]
-        # Another section has begun.
-        if line.strip() and _indent(line) <= depth:
-            return None
-        if line.strip().startswith(f"{part}:"):
-            return index
-    return None
-
-
-def _indent(line: str) -> int:
-    """Return how many spaces a line begins with."""
-    return len(line) - len(line.lstrip())
+    path = tuple(key.split("."))
+    return next((entry.origin.line for entry in entries if entry.path == path), None)
 
 
 def mend_of(site: Site, run: RunRecord, reason: str) -> dict[str, Any] | None:
