@@ -70,12 +70,12 @@ def _holds(text: str, word: str) -> bool:
 def _by_meant_word(problem: str, typed: Mapping[str, str], label: str) -> tuple[str, Values] | None:
     """Return label and values of the fix for a problem that asks "did you mean …?" of a typed value, else None."""
     # lora.target_modules: this model has no module named qproj; did you mean q_proj? It has …
-    found = re.search(r"did you mean `?([^\s`]+?)`?[?,;]", problem)
+    question = re.search(r"did you mean `?([^\s`]+?)`?[?,;]", problem)
     key = field_of(problem, typed)
-    if found is None or not typed.get(key):
+    if question is None or not typed.get(key):
         return None
-    meant = found[1]
-    for word in re.findall(r"[\w./-]+", problem[: found.start()]):
+    meant = question[1]
+    for word in re.findall(r"[\w./-]+", problem[: question.start()]):
         if _holds(typed[key], word):
             value = re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w/-])", meant, typed[key])
             return label.format(meant, key=key.rpartition(".")[2]), {key: value}

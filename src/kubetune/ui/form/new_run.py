@@ -129,8 +129,12 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
 
     is_whole = not problems
     output = Path(str(config.output))
+    fixes = []
     if output.exists() and is_whole:
-        problems.append(f"A run is called {config.name} already.")
+        problem = f"A run is called {config.name} already."
+        name = free_name(site.folder, config.name or "run")
+        problems.append(problem)
+        fixes.append({"of": problem, "label": f"Call it {name}", "values": {"name": name}})
     warnings: list[str] = []
     try:
         forecast = forecast_run(config, os.environ)
@@ -147,7 +151,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         planned["command"] = _command(site, config.name, "train")
     else:
         planned["summary"] = ""
-    return {**planned, **_with_fixes(problems, warnings, typed, site)}
+    return {**planned, **_with_fixes(problems, warnings, typed, fixes)}
 
 
 def _config_without(site: Site, body: Mapping[str, Any], problems: list[str]) -> Config | None:
@@ -167,14 +171,13 @@ def _with_fixes(
     problems: Sequence[str],
     warnings: Sequence[str],
     typed: Mapping[str, str],
-    site: Site | None = None,
+    known: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return problems and warnings with the buttons that fix them, and the fields that they are about."""
-    fixes = for_problems([*problems, *warnings], typed)
-    for problem in problems:
-        if site is not None and problem.endswith(" already."):
-            name = free_name(site.folder, typed.get("name", "run"))
-            fixes.append({"of": problem, "label": f"Call it {name}", "values": {"name": name}})
+    """Return problems and warnings with the buttons that fix them, and the fields that they are about.
+
+    `known`: fixes of problems whose words do not say them.
+    """
+    fixes = [*for_problems([*problems, *warnings], typed), *known]
     fields = {text: field_of(text, typed) for text in (*problems, *warnings)}
     # What is known to fix a problem is where it is seen to.
     for fix in fixes:
