@@ -435,30 +435,35 @@ def visible_in(folder: Path) -> list[Path]:
 
     Copies that were not finished are hidden too: `.a.png.1a2b.tmp`.
     """
-    entries = []
+    visible, _ = _entries_in(folder)
+    return visible
+
+
+def _entries_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return what is visible in a folder, at any depth, and what is hidden in it or in a visible folder below."""
+    visible = []
+    hidden = []
     for entry in sorted(folder.rglob("*")):
-        if not any(part.startswith(".") for part in entry.relative_to(folder).parts):
-            entries.append(entry)
-    return entries
+        *above, name = entry.relative_to(folder).parts
+        # What lies in hidden folders is a program's own.
+        if any(part.startswith(".") for part in above):
+            continue
+        if name.startswith("."):
+            hidden.append(entry)
+        else:
+            visible.append(entry)
+    return visible, hidden
 
 
-def _hidden_data_in(folder: Path) -> list[Path]:
-    """Return the files of a folder that would be its records or images if they were not hidden, or unfinished.
-
-    Settings of programs (`.gitattributes`) are none, and what lies in hidden folders is a program's own.
-    """
-    files = []
-    for entry in folder.rglob(".*"):
-        is_inside = not any(part.startswith(".") for part in entry.parent.relative_to(folder).parts)
-        is_data = is_read(entry) or entry.suffix.lower() in (*IMAGE_SUFFIXES, ".tmp")
-        if is_inside and is_data and entry.is_file():
-            files.append(entry)
-    return files
+def _is_data(file: Path) -> bool:
+    """True for a hidden file that would be records or an image if it were not hidden, or finished; not `.gitattributes`."""
+    is_known = is_read(file) or file.suffix.lower() in (*IMAGE_SUFFIXES, ".tmp")
+    return is_known and file.is_file()
 
 
 def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the files of a folder that hold records, and all else in it. Raise DataError if none holds any."""
-    entries = visible_in(folder)
+    entries, hidden = _entries_in(folder)
     for entry in entries:
         reason = _why_not_read(entry)
         if reason:
@@ -475,7 +480,7 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
             f"{folder} holds no data; expected files of {readable_endings()}, or a data set saved by `datasets`"
         )
 
-    others = {*entries, *_hidden_data_in(folder)}.difference(records)
+    others = {*entries, *filter(_is_data, hidden)}.difference(records)
     return tuple(records), tuple(sorted(others))
 
 
@@ -550,6 +555,6 @@ def _known(file: Path) -> Path:
 
 
 def empty_range(source: SourceConfig, available: int) -> DataError:
-    """Return the error for a range that begins behind the records that there are."""
+    """Return the error for a range that begins after the records that there are."""
     first, end = source.range or (0, available)
     return DataError(f"{source.path}: range [{first}, {end}) takes no record of {available:,}")
