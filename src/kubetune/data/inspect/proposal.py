@@ -9,24 +9,18 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kubetune.base.humanize import counted, shell_word
-from kubetune.config.data_files import ending_of, is_read
+from kubetune.base.humanize import counted
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.choices import are_numbered
 from kubetune.data.column_names import (
     ANSWERS,
-    PROMPTS,
     QUESTIONS,
     TALKS,
-    names_answer,
-    names_bad_answer,
-    names_metadata,
 )
 from kubetune.data.columns import (
     MOST_CLASSES,
@@ -43,11 +37,12 @@ from kubetune.data.columns import (
 )
 from kubetune.data.inspect.answers_as_texts import (
     as_text,
-    from_choices,
     into_question,
-    records_within,
 )
+from kubetune.data.inspect.bare_images import require_no_bare_images
 from kubetune.data.inspect.estimate import taken_by
+from kubetune.data.inspect.seen_records import SeenRecords
+from kubetune.data.inspect.unknown_columns import unknown
 from kubetune.data.prepared.remarks import written_texts
 from kubetune.data.reading.examples import (
     Chat,
@@ -57,40 +52,19 @@ from kubetune.data.reading.examples import (
     images_of,
     parts_of,
 )
-from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.formats import detect, read
-from kubetune.data.reading.images import IMAGE_SUFFIXES
-from kubetune.data.reading.labelled import pair_in
 from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
-from kubetune.data.reading.sources import read_source, visible_in
+from kubetune.data.reading.sources import read_source
 from kubetune.data.text.answer_targets import last_number
 from kubetune.errors import DataError
 
 # So many records are looked at.
 LOOKED_AT: Final = 1_000
 
-# What columns are called elsewhere: our name, and the others in the order in which they are believed.
-_OTHER_NAMES: Final = {
-    "messages": ("messages", "conversation", "dialog", "dialogue", "chat", "turns"),
-    "chosen": ("chosen", "preferred", "winner", "accepted", "better", "response_chosen"),
-    "rejected": ("rejected", "dispreferred", "loser", "worse", "response_rejected"),
-    "image": ("image", "image_path", "image_file", "file_name", "filename", "img", "picture"),
-    "prompt": (
-        "prompt", *QUESTIONS, "input", "request", "user", "human", "source", "context", "q",
-    ),
-    "completion": (
-        *ANSWERS, "reply", "assistant", "bot", "target", "summary", "highlights", "tldr", "translation",
-        "final_answer", "a",
-    ),
-    "label": (
-        "label", "labels", "gold_label", "gold", "class", "category", "sentiment", "intent", "topic", "rating", "stars",
-    ),
-    "text": ("text", "sentence", "review", "comment", "body", "content", "document", "article", "message"),
-}  # fmt: skip
 _TASKS: Final[dict[RecordKind, str]] = {
     "pair": "preference",
     "judged": "preference",
@@ -151,7 +125,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
 
     `source.columns` are names that the user gives, `task` is the user's too; what is left out is guessed.
     """
-    _require_no_bare_images(Path(source.path).expanduser())
+    require_no_bare_images(Path(source.path).expanduser())
     problems = Problems()
     records = list(islice(read_source(source, problems), LOOKED_AT))
     if not records:
@@ -159,7 +133,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         raise DataError(f"{source.path} holds no records. Nothing was written.")
 
     # From what records are to what their columns are called, and only then to reading them.
-    seen = _SeenRecords.of(records)
+    seen = SeenRecords.of(records)
     kind = _kind_of(seen, source.columns)
     if task is not None and not (task == "preference" and kind == "judged"):
         kind = _KINDS.get(task, "text")
@@ -260,100 +234,7 @@ def _answers(examples: Sequence[Example]) -> ReasonedChoice | None:
     return ReasonedChoice(generate, reason)
 
 
-@dataclass
-class _SeenRecords:
-    """Facts about the records that were read."""
-
-    records: Sequence[Record]
-    names: Mapping[str, str]  # keys that hold something, by their names as one compares them
-    by_name: dict[str, str | None]  # our name -> the key that stands for it
-    facts: Columns  # what is in each column
-
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> _SeenRecords:
-        names = _names_in(records)
-        facts = Columns()
-        for record in records:
-            for key in names.values():
-                if record.value.get(key) not in (None, "", [], {}):
-                    facts.note(key, record.value, {}, ())
-        by_name = _by_our_names(names, records)
-        seen = cls(records, names, by_name, facts)
-        # Many different labels are no classes, whatever their column is called.
-        label = by_name["label"]
-        if label is not None and not seen.may_be_class(label):
-            by_name["label"] = None
-        return seen
-
-    @property
-    def first(self) -> RecordValue:
-        return self.records[0].value
-
-    def may_be_class(self, name: str) -> bool:
-        """True if a column that is called like a label may be one."""
-        facts = self.facts[name]
-        is_sure = name.lower() in ("label", "labels", "class")
-        return is_sure or facts.records < 30 or facts.is_short
-
-    def classes(self) -> list[str]:
-        """Return the columns that are classes by their values."""
-        number = len(self.records)
-        return [name for name, facts in self.facts.items() if facts.is_class(name, records=number)]
-
-    def texts(self) -> list[str]:
-        """Return the columns of texts that may be learned: no ids, no classes, no answers that are bad."""
-        classes = self.classes()
-        texts = []
-        for name, facts in self.facts.items():
-            holds_text = isinstance(self.first.get(name), str) and facts.words >= 2 * facts.records
-            is_other = names_metadata(name) or names_bad_answer(name) or name in classes
-            if holds_text and not is_other:
-                texts.append(name)
-        return texts
-
-
-def _names_in(records: Sequence[Record]) -> dict[str, str]:
-    """Return the keys of records that hold something, by their names as one compares them.
-
-    {"Question": …, "Final Answer": …}  →  {"question": "Question", "final_answer": "Final Answer"}
-    """
-    names: dict[str, str] = {}
-    for record in records:
-        for key, value in record.value.items():
-            if value not in (None, "", [], {}):
-                names.setdefault(key.strip().lower().replace(" ", "_").replace("-", "_"), key)
-    return names
-
-
-def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[str, str | None]:
-    """Return the key that stands for each of our names."""
-    by_name = {expected: _find(expected, names) for expected in _OTHER_NAMES}
-    # A `filename` may be that of the text, too.
-    image = by_name["image"]
-    if image is not None:
-        values = [record.value.get(image) for record in records]
-        if not any(_is_image(value) for value in values):
-            by_name["image"] = None
-    return by_name
-
-
-def _is_image(value: Any) -> bool:
-    """True if a value may be an image: its path, its bytes, or a list of these."""
-    if isinstance(value, str):
-        return value.lower().endswith(IMAGE_SUFFIXES) or value.startswith("data:image")
-    return isinstance(value, (dict, list))
-
-
-def _find(expected: str, names: Mapping[str, str]) -> str | None:
-    """Return the key that stands for one of our names; None where there is none."""
-    # In the order in which they are believed.
-    for name in _OTHER_NAMES[expected]:
-        if name in names:
-            return names[name]
-    return None
-
-
-def _kind_of(seen: _SeenRecords, columns: Mapping[str, str]) -> RecordKind:
+def _kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
     """Return the kind of the records."""
     by_name = seen.by_name
     # Two answers to compare, or answers that are judged.
@@ -379,7 +260,7 @@ def _kind_of(seen: _SeenRecords, columns: Mapping[str, str]) -> RecordKind:
         return "labelled"
     classes = [name for name in seen.classes() if name != by_name["text"]]
     # Two texts that are compared, whatever the column with the verdict is called.
-    if pair_in(seen.names.values()):
+    if seen.compares_texts:
         label = by_name["label"] or (classes[0] if len(classes) == 1 else None)
         by_name["label"] = label
         by_name["text"] = None
@@ -408,7 +289,7 @@ def _lacks_answer(value: RecordValue) -> bool:
 
 
 def _columns_of(
-    kind: RecordKind, seen: _SeenRecords, source: SourceConfig
+    kind: RecordKind, seen: SeenRecords, source: SourceConfig
 ) -> dict[str, ReasonedChoice]:
     """Return our names of columns that have others. Raise DataError where no column is known."""
     by_name = seen.by_name
@@ -443,7 +324,7 @@ def _columns_of(
     return images | _columns_by_name(seen, source.path)
 
 
-def _columns_by_name(seen: _SeenRecords, path: str) -> dict[str, ReasonedChoice]:
+def _columns_by_name(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
     """Return our names of columns that only their names tell. Raise DataError where none is known, or two could be."""
     by_name = seen.by_name
     # Of images with a question, the label is the answer.
@@ -460,10 +341,10 @@ def _columns_by_name(seen: _SeenRecords, path: str) -> dict[str, ReasonedChoice]
             break
         if all(by_name[key] for key in expected):
             return _other_columns(expected, by_name)
-    raise DataError(_unknown(seen, path))
+    raise DataError(unknown(seen, path))
 
 
-def _texts_beside(seen: _SeenRecords, name: str | None) -> list[str]:
+def _texts_beside(seen: SeenRecords, name: str | None) -> list[str]:
     """Return the other columns with a text of several words in nearly each record."""
     number = len(seen.records)
     return [
@@ -473,7 +354,7 @@ def _texts_beside(seen: _SeenRecords, name: str | None) -> list[str]:
     ]
 
 
-def _with_subject(kind: RecordKind, seen: _SeenRecords, path: str) -> dict[str, ReasonedChoice]:
+def _with_subject(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
     """Return the columns by which a text that the questions are about becomes part of the prompt; none without one.
 
     Raise DataError with a program for texts that no columns make a part of it.
@@ -737,88 +618,3 @@ def _ends_with_number(answer: str) -> bool:
     """True for `72`, and for steps that end with `#### 72`."""
     is_last = re.search(r"\d\S{0,3}\s*$", answer)
     return is_last is not None and last_number(answer) is not None
-
-
-def _unknown(seen: _SeenRecords, path: str) -> str:
-    """Return what a user should do where no column is known."""
-    columns = list(seen.names.values())
-    text = f"{path} has the columns {quoted(columns[:12])}"
-    if seen.by_name["image"]:
-        return (
-            f"{path} has images ({quoted(columns[:12])}), but no question and answer about them; add a column `prompt` "
-            "(such as: What is this?); the label, or `--columns completion=NAME`, is its answer"
-        )
-    records = [record.value for record in seen.records]
-    made = records_within(records, path) or from_choices(records, path)
-    if made:
-        return made
-    text += ", and none is known as a question with its answer, a text, or a text with its label"
-    classes = seen.classes()
-    # All that would be learned: what may be pasted leaves none of it out.
-    held = []
-    for name, facts in seen.facts.items():
-        is_class = name in classes or name == seen.by_name["label"]
-        if facts.words and not names_metadata(name) and not is_class:
-            held.append(name)
-    answers = [name for name in held if names_answer(name) or names_bad_answer(name)]
-    lists = [name for name in answers if isinstance(seen.first.get(name), list)]
-    if len(answers) > 1 or lists:
-        return (
-            f"{text}. {quoted(answers)} seem to be several answers to one prompt: write a record for each, with `prompt` "
-            "and `completion`, or the better one as `chosen` and the other as `rejected`"
-        )
-    labels = list(dict.fromkeys(filter(None, (seen.by_name["label"], *classes))))
-    ways = _ways(seen, held, labels)
-    if not ways:
-        return f"{text}. Say which is which: `--columns prompt=NAME completion=NAME`, or `--columns text=NAME label=NAME`"
-    return f"{text}. Say which is which: {', or '.join(ways)}"
-
-
-def _ways(seen: _SeenRecords, held: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Return words of the command line that say what columns are. `held`: those that would be learned."""
-    ways = []
-    are_texts = all(isinstance(seen.first.get(name), str) for name in held)
-    # A question is no answer.
-    held = sorted(held, key=lambda name: name.lower() not in PROMPTS)
-    texts = [name for name in held if name in seen.texts()]
-    if len(texts) == 2 and (pair_in(texts) or are_numbered(texts)):
-        # Either may contradict the other, so none is an answer.
-        label = shell_word(labels[0]) if labels else "NAME"
-        ways.append(
-            f"`--columns text={shell_word(texts[0])} text_pair={shell_word(texts[1])} label={label}`"
-        )
-    elif len(held) == 2 and are_texts and held[1].lower() not in PROMPTS:
-        ways.append(f"`--columns prompt={shell_word(held[0])} completion={shell_word(held[1])}`")
-    if len(held) == 1 and are_texts:
-        if held[0].lower() not in PROMPTS:
-            ways.append(f"`--columns text={shell_word(held[0])}`")
-        for name in labels[:1]:
-            ways.append(f"`--columns text={shell_word(held[0])} label={shell_word(name)}`")
-    return ways
-
-
-def _require_no_bare_images(folder: Path) -> None:
-    """Raise DataError for a folder of images without a file that says what is to be learned about them."""
-    if not folder.is_dir():
-        return
-    images = list(_images_in(folder))
-    # Texts beside images are their captions, and no records that name them.
-    has_records = False
-    for file in visible_in(folder):
-        if is_read(file) and ending_of(file) != ".txt":
-            has_records = True
-    if not images or has_records:
-        return
-    image = images[0].relative_to(folder)
-    answer = image.parent.name or "…"
-    raise DataError(
-        f"{folder} holds {counted(len(images), 'image')} and no file of records; a run needs one that says what is to be "
-        f'learned about each image. Write {folder}/train.jsonl with lines such as {{"image": "{image}", "prompt": '
-        f'"What is this?", "completion": "{answer}"}}'
-    )
-
-
-def _images_in(folder: Path) -> Iterator[Path]:
-    for file in visible_in(folder):
-        if file.suffix.lower() in IMAGE_SUFFIXES:
-            yield file

@@ -1,0 +1,132 @@
+"""Facts about records of which nothing is known: what their columns are called, and what is in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kubetune.data.column_names import ANSWERS, QUESTIONS, names_bad_answer, names_metadata
+from kubetune.data.columns import Columns, RecordValue
+from kubetune.data.reading.images import IMAGE_SUFFIXES
+from kubetune.data.reading.labelled import pair_in
+from kubetune.data.reading.record import Record
+
+# What columns are called elsewhere: our name, and the others in the order in which they are believed.
+_OTHER_NAMES: Final = {
+    "messages": ("messages", "conversation", "dialog", "dialogue", "chat", "turns"),
+    "chosen": ("chosen", "preferred", "winner", "accepted", "better", "response_chosen"),
+    "rejected": ("rejected", "dispreferred", "loser", "worse", "response_rejected"),
+    "image": ("image", "image_path", "image_file", "file_name", "filename", "img", "picture"),
+    "prompt": (
+        "prompt", *QUESTIONS, "input", "request", "user", "human", "source", "context", "q",
+    ),
+    "completion": (
+        *ANSWERS, "reply", "assistant", "bot", "target", "summary", "highlights", "tldr", "translation",
+        "final_answer", "a",
+    ),
+    "label": (
+        "label", "labels", "gold_label", "gold", "class", "category", "sentiment", "intent", "topic", "rating", "stars",
+    ),
+    "text": ("text", "sentence", "review", "comment", "body", "content", "document", "article", "message"),
+}  # fmt: skip
+
+
+@dataclass
+class SeenRecords:
+    """Facts about the records that were read."""
+
+    records: Sequence[Record]
+    names: Mapping[str, str]  # keys that hold something, by their names as one compares them
+    by_name: dict[str, str | None]  # our name -> the key that stands for it
+    facts: Columns  # what is in each column
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> SeenRecords:
+        """Look at records, of which there is at least one."""
+        names = _names_in(records)
+        facts = Columns()
+        for record in records:
+            for key in names.values():
+                if record.value.get(key) not in (None, "", [], {}):
+                    facts.note(key, record.value, {}, ())
+        by_name = _by_our_names(names, records)
+        seen = cls(records, names, by_name, facts)
+        # Many different labels are no classes, whatever their column is called.
+        label = by_name["label"]
+        if label is not None and not seen.may_be_class(label):
+            by_name["label"] = None
+        return seen
+
+    @property
+    def first(self) -> RecordValue:
+        """The first record, as its file has it."""
+        return self.records[0].value
+
+    @property
+    def compares_texts(self) -> bool:
+        """True if two columns are called like texts that are compared."""
+        return pair_in(self.names.values())
+
+    def may_be_class(self, name: str) -> bool:
+        """True if a column that is called like a label may be one."""
+        facts = self.facts[name]
+        is_sure = name.lower() in ("label", "labels", "class")
+        return is_sure or facts.records < 30 or facts.is_short
+
+    def classes(self) -> list[str]:
+        """Return the columns that are classes by their values."""
+        number = len(self.records)
+        return [name for name, facts in self.facts.items() if facts.is_class(name, records=number)]
+
+    def texts(self) -> list[str]:
+        """Return the columns of texts that may be learned: no ids, no classes, no answers that are bad."""
+        classes = self.classes()
+        texts = []
+        for name, facts in self.facts.items():
+            holds_text = isinstance(self.first.get(name), str) and facts.words >= 2 * facts.records
+            is_other = names_metadata(name) or names_bad_answer(name) or name in classes
+            if holds_text and not is_other:
+                texts.append(name)
+        return texts
+
+
+def _names_in(records: Sequence[Record]) -> dict[str, str]:
+    """Return the keys of records that hold something, by their names as one compares them.
+
+    {"Question": …, "Final Answer": …}  →  {"question": "Question", "final_answer": "Final Answer"}
+    """
+    names: dict[str, str] = {}
+    for record in records:
+        for key, value in record.value.items():
+            if value not in (None, "", [], {}):
+                names.setdefault(key.strip().lower().replace(" ", "_").replace("-", "_"), key)
+    return names
+
+
+def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[str, str | None]:
+    """Return the key that stands for each of our names."""
+    by_name = {expected: _find(expected, names) for expected in _OTHER_NAMES}
+    # A `filename` may be that of the text, too.
+    image = by_name["image"]
+    if image is not None:
+        values = [record.value.get(image) for record in records]
+        if not any(_is_image(value) for value in values):
+            by_name["image"] = None
+    return by_name
+
+
+def _is_image(value: Any) -> bool:
+    """True if a value may be an image: its path, its bytes, or a list of these."""
+    if isinstance(value, str):
+        return value.lower().endswith(IMAGE_SUFFIXES) or value.startswith("data:image")
+    return isinstance(value, (dict, list))
+
+
+def _find(expected: str, names: Mapping[str, str]) -> str | None:
+    """Return the key that stands for one of our names; None where there is none."""
+    # In the order in which they are believed.
+    for name in _OTHER_NAMES[expected]:
+        if name in names:
+            return names[name]
+    return None
