@@ -438,3 +438,9 @@ def test_a_list_shows_the_best_checkpoint_of_a_run_that_is_over(tmp_path: Path) 
 def test_an_evaluation_is_about_one_metric(names: str, best_by: str, main: str | None) -> None:
     evaluation = {"step": 3, **{f"eval_{name}": 0.5 for name in names.split()}}
     assert main_metric(evaluation, best_by) == main
+
+
+def test_a_metric_that_could_not_be_computed_is_passed_over() -> None:
+    evaluation = {"step": 3, "eval_loss": 0.5, "eval_exact_match": None}
+    assert main_metric(evaluation, "eval_loss") == "eval_loss"
+    assert main_metric(evaluation, "eval_exact_match") == "eval_loss"

@@ -14,7 +14,6 @@ import pytest
 from kubetune import errors
 from kubetune.cli import main
 from kubetune.config.schema import EvaluationConfig
-from kubetune.library.listing import facts
 from kubetune.reporting.page import page_of, write_report
 from kubetune.reporting.reading import read_run
 from kubetune.reporting.rendering import render
@@ -137,7 +136,7 @@ def look(run: Path) -> list[str]:
     record = read_run(run)
     template, shown = page_of([record])
     page_of([record, record])
-    facts(run)
+    assert main(["runs", str(run)]) == errors.OK
     read_status(run)
     spark(run)
     assert render(template, **shown)

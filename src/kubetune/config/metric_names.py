@@ -94,18 +94,20 @@ def is_share(metric: str) -> bool:
 def main_metric(evaluation: Mapping[str, Any], best_by: str | None = None) -> str | None:
     """Return the metric of an evaluation that says best what its task is about; None for one without metrics.
 
-    `best_by`: `metric_for_best_model`; its user's choice wins, unless that is the loss, which all tasks have.
+    `best_by`: `metric_for_best_model`; its user's choice wins, unless that is the loss, which all tasks have. A metric
+    that could not be computed is None, and is passed over.
     """
-    if best_by in evaluation and best_by != "eval_loss":
+    computed = [name for name, value in evaluation.items() if value is not None]
+    if best_by in computed and best_by != "eval_loss":
         return best_by
     for name in _ABOUT:
-        if f"eval_{name}" in evaluation:
+        if f"eval_{name}" in computed:
             return f"eval_{name}"
     # Metrics of answers, such as exact_match, have any name.
-    for name in evaluation:
+    for name in computed:
         if name.startswith("eval_") and name not in _BESIDES and "/" not in name:
             return name
-    return "eval_loss" if "eval_loss" in evaluation else None
+    return "eval_loss" if "eval_loss" in computed else None
 
 
 def full_name(metric: Any) -> Any:
