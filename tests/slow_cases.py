@@ -1,4 +1,4 @@
-"""Cases that the default suite leaves to the slow one: they take seconds, and a quicker case of the same promise stays.
+"""Cases that the default suite leaves to the slow one: they take seconds, and of most a quicker case stays.
 
 One table, so that one sees at a glance what a default run does not try. `file::test` or `file::test[case]`.
 """

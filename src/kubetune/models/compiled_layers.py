@@ -119,7 +119,7 @@ def warm_up(
 ) -> None:
     """Compile the layers, once, and keep that only if it gives what the plain layers give.
 
-    `learn` returns the loss of one micro-batch and the norm of its gradient, and leaves no gradient after. Kernels are
+    `learn` returns the loss of one micro-batch and the norm of its gradient, and leaves no gradient behind. Kernels are
     laid out for the sizes that they first meet, and a resumed run is bit for bit the uninterrupted one only if these
     are the same: the micro-batch must not depend on the step.
 

@@ -158,7 +158,7 @@ def _forward(
             outputs = outputs + bias_of("down_proj")
         outputs = experts.post_expert_norm(outputs) * weights
     else:
-        # A row's weight goes through the second product, and its rows are narrower in front of it than after.
+        # A row's weight goes through the second product, and its rows are narrower before it than after.
         if _is_swiglu(experts):
             activated = weighted_swiglu(inner, weights)
         else:

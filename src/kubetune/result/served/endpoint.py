@@ -127,7 +127,7 @@ class Endpoint:
         return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
 
     def next_token(self, ids: Sequence[int]) -> NextToken:
-        """Return what the server says of the last token behind the others."""
+        """Return what the server says of the last token after the others."""
         number = _ALL if self.is_llama_cpp else _MOST_LIKELY
         request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": number}
 
@@ -138,7 +138,7 @@ class Endpoint:
         return self.ask("/v1/completions", request, take)
 
     def next_token_of_text(self, prompt: str, token: bytes) -> NextToken:
-        """Return what Ollama says of a token behind a prompt."""
+        """Return what Ollama says of a token after a prompt."""
         # Ollama adds BOS. Limits of sampling would change the numbers.
         neutral = {
             "temperature": 1.0,
@@ -200,7 +200,7 @@ def _of_prompt(reply: JsonValues, ids: Sequence[int]) -> list[float]:
     choice = reply["choices"][0]
     by_token = choice.get("prompt_logprobs")
     if by_token is None:
-        # Behind the prompt comes the token that was generated.
+        # After the prompt comes the token that was generated.
         values = choice["logprobs"]["token_logprobs"][: len(ids)]
     else:
         values = [None]

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _judge(result: Result, question: Mapping[str, Any], send: Send) -> None:
-    """Send the classes of a text with their probabilities, or the reward of an answer behind its prompt."""
+    """Send the classes of a text with their probabilities, or the reward of an answer to its prompt."""
     from kubetune.library.results import classify
 
     text = question["messages"][-1]["content"]
