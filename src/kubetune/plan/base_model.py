@@ -21,6 +21,7 @@ from kubetune.plan.linears import (
     ROUTER,
     STACKED_AS,
     adapted_stacks,
+    has_stacks,
     is_target,
     linears,
     names_of,
@@ -218,7 +219,7 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
     targets = lora.target_modules
     if "quantization_config" in weights.config or not weights.stated:
         return
-    if any(True for _ in stacks(weights)):
+    if has_stacks(weights):
         _require_plain_adapters(lora, weights)
         return
     _require_tensors(lora, weights)
@@ -391,7 +392,7 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     Only a built model tells then.
     """
     targets = lora.target_modules
-    if any(True for _ in stacks(weights)):
+    if has_stacks(weights):
         return _is_open_in_mixture(lora, weights)
     if lora.target_parameters and _has_open_tensors(lora, weights):
         return True

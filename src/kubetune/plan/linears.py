@@ -98,6 +98,11 @@ def linears(weights: Weights, *, embeddings: bool = False) -> Iterator[Linear]:
             yield Linear(module, *shape)
 
 
+def has_stacks(weights: Weights) -> bool:
+    """True if the weights hold experts, stacked or one by one."""
+    return next(stacks(weights), None) is not None
+
+
 def stacks(weights: Weights) -> Iterator[Stack]:
     """Yield the tensors of a mixture that hold a layer of all experts.
 
@@ -222,7 +227,7 @@ def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:
     lora = trainable.lora
     assert lora is not None
     adapts_all = lora.target_modules == "all-linear"
-    has_experts = any(True for _ in stacks(weights))
+    has_experts = has_stacks(weights)
     frozen = trainable.frozen(weights.shapes)
     out_of_reach = unreached(weights.text_config.get("model_type"))
     candidates = list(linears(weights, embeddings=not adapts_all))
