@@ -103,36 +103,60 @@ def _runs(names: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...], tuple[str
     return tuple(runs)
 
 
+class _Listed(NamedTuple):
+    """What may be marks and texts: nobody has looked at their types or their number."""
+
+    marks: Sequence[Any]
+    texts: Sequence[Any]
+    code: str
+
+
 def _listed(item: Any, code: str) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
     """Return the marks and texts of a list or an object of choices, and both in Python; None for anything else."""
-    of = code
-    code = f"zip({json.dumps(string.ascii_uppercase)}, {of})"
-    marks: Sequence[Any] = string.ascii_uppercase
-    texts: Sequence[Any] = ()
-    if isinstance(item, Mapping):
-        labels = item.get("label")
-        if isinstance(labels, list) and isinstance(item.get("text"), list):
-            marks = labels
-            texts = item["text"]
-            code = f'zip({of}["label"], {of}["text"])'
-        elif all(re.fullmatch(r"[A-Za-z]|\d", str(key), re.ASCII) for key in item):
-            marks = list(item)
-            texts = list(item.values())
-            code = f"{of}.items()"
-    elif all(isinstance(part, Mapping) for part in item):
-        key = next((key for key in ("label", "key", "id") if item and key in item[0]), "")
-        if key and all(key in part and "text" in part for part in item):
+    listed = _of_object(item, code) if isinstance(item, Mapping) else _of_list(item, code)
+    if listed is None:
+        return None
+    if not 2 <= len(listed.texts) <= min(len(listed.marks), _MOST):
+        return None
+    if not all(isinstance(text, str) and text.strip() for text in listed.texts):
+        return None
+    marks = [str(mark).upper() for mark in listed.marks[: len(listed.texts)]]
+    texts = [text.strip() for text in listed.texts]
+    return tuple(marks), tuple(texts), listed.code
+
+
+def _of_object(item: Mapping[str, Any], code: str) -> _Listed | None:
+    """Return the marks and texts of an object, where `code` is the object in Python.
+
+    {"label": ["A", "B"], "text": ["Paris", "Rome"]}    zip(r["choices"]["label"], r["choices"]["text"])
+    {"A": "Paris", "B": "Rome"}                         r["choices"].items()
+    """
+    labels = item.get("label")
+    texts = item.get("text")
+    if isinstance(labels, list) and isinstance(texts, list):
+        return _Listed(labels, texts, f'zip({code}["label"], {code}["text"])')
+    if all(re.fullmatch(r"[A-Za-z]|\d", str(key), re.ASCII) for key in item):
+        return _Listed(list(item), list(item.values()), f"{code}.items()")
+    return None
+
+
+def _of_list(item: Sequence[Any], code: str) -> _Listed | None:
+    """Return the marks and texts of a list, where `code` is the list in Python.
+
+    ["Paris", "Rome"]                                                 zip("ABC…", r["choices"])
+    [{"key": "A", "text": "Paris"}, {"key": "B", "text": "Rome"}]     [(c["key"], c["text"]) for c in r["choices"]]
+    """
+    if not all(isinstance(part, Mapping) for part in item):
+        letters = string.ascii_uppercase
+        return _Listed(letters, item, f"zip({json.dumps(letters)}, {code})")
+    for key in ("label", "key", "id"):
+        if item and key in item[0]:
+            if not all(key in part and "text" in part for part in item):
+                return None
             marks = [part[key] for part in item]
             texts = [part["text"] for part in item]
-            code = f'[(c[{json.dumps(key)}], c["text"]) for c in {of}]'
-    else:
-        texts = item
-    if not 2 <= len(texts) <= min(len(marks), _MOST):
-        return None
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        return None
-    named = tuple(str(mark).upper() for mark in marks[: len(texts)])
-    return named, tuple(text.strip() for text in texts), code
+            return _Listed(marks, texts, f'[(c[{json.dumps(key)}], c["text"]) for c in {code}]')
+    return None
 
 
 def counted_from(values: Sequence[tuple[Any, Choices]]) -> int | None:
