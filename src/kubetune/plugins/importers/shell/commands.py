@@ -64,20 +64,7 @@ class Commands:
 
     def follow(self, node: Node) -> None:
         """Follow one command: a program that is kept, `exit`, or what may set any variable."""
-        nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
-        settings = [child for child in nodes if child.type == "variable_assignment"]
-        rest = [child for child in nodes if child not in settings]
-        environment: list[Word] = []
-        if settings and rest and _are_lines_apart(settings[-1], rest[0]):
-            for setting in settings:
-                self.assign(setting)
-            called = self.values.words(rest)
-        else:
-            # NAME=value before a program is its environment, and is set after the other words are filled in.
-            called = self.values.words(rest)
-            before = self.values.state.copy()
-            environment = self.values.words(settings)
-            self.values.state = before
+        environment, called = self._words_of(node)
         texts = [word.text for word in called]
         program = texts[0] if texts else ""
         line = line_of(node)
@@ -100,6 +87,27 @@ class Commands:
             self.doubt_all(f"`{program}` may set anew (line {line})")
         elif program and program not in _QUIET_COMMANDS:
             self.keep(line, environment + called)
+
+    def _words_of(self, node: Node) -> tuple[list[Word], list[Word]]:
+        """Return the environment of a command and its own words, filled in.
+
+        SEED=1 swift sft --seed $SEED     SEED=1 is its environment, and set after the other words are filled in
+        SEED=1
+        swift sft --seed $SEED            SEED=1 is a line of its own; the parser takes it for a part of the command
+        """
+        nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
+        settings = [child for child in nodes if child.type == "variable_assignment"]
+        rest = [child for child in nodes if child not in settings]
+        if settings and rest and _are_lines_apart(settings[-1], rest[0]):
+            for setting in settings:
+                self.assign(setting)
+            return [], self.values.words(rest)
+        called = self.values.words(rest)
+        # The script does not keep what is set for one program.
+        before = self.values.state.copy()
+        environment = self.values.words(settings)
+        self.values.state = before
+        return environment, called
 
     def keep(self, line: int, words: Sequence[Word]) -> None:
         """Keep a program that the script calls."""

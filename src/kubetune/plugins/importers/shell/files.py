@@ -14,7 +14,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-# What scripts write for the folder that they lie in.
+# What scripts write for the folder that they lie in:
+#     $(dirname "$0")
+#     $(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 _OF_THE_SCRIPT: Final = re.compile(
     r"\$\((?:cd )?\"?\$?\(?dirname (?:-- )?\"?\$\{?(?:0|BASH_SOURCE(?:\[0\])?)\}?\"?\)?\"?(?: &&? ?pwd)?\)"
 )
