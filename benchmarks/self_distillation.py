@@ -1,6 +1,6 @@
 """What a model forgets while it learns a task: from itself, shown the right answers, and by supervised fine-tuning.
 
-    python -m benchmarks.self_distillation FOLDER [--tasks places commands]
+    python -m benchmarks.self_distillation FOLDER [--tasks names]
 
 Chosen before the first run, so that the outcome decides nothing of it:
 
@@ -10,14 +10,17 @@ Chosen before the first run, so that the outcome decides nothing of it:
   kubectl. 1,200 requests to learn from, exact matches of 100 others in namespaces where the service is never in training.
   Then `owners`, which was added when the results of `places` were known: who looks after each of 60 services, exact
   matches of the same questions. There the teacher is shown a note and answers in its own words, as it did before, while
-  it copies what it is shown for the other two;
+  it copies what it is shown for the other two. And `names`, which was added when the results of these three were known:
+  the same questions, but the data hold the name alone, as people's labels do, while the base answers in sentences. An
+  answer is right if it holds the name. Expected before its first run: fine-tuning teaches the model to answer in one
+  word, also where nobody asked for that, and self-distillation does not;
 - what is to be kept: 200 questions that are no requests, with the base's own greedy answers. Measured is the loss of
   these answers (`eval_forget_loss`), and how many the model still gives to the letter;
 - three ways, each by LoRA of rank 16 in 225 steps of 16 requests with a cosine; the last weights count. `sft`;
   `self`, which draws one answer to each request and is judged by the base, shown request and answer (or note), over the
   whole vocabulary with beta 1; and `blind`, the same with a teacher that is shown the answer alone;
-- the learning rate of `sft` and of `self` (and `blind`): of 5e-4, 1e-3 and 2e-3 the lowest with at least 90 % exact
-  matches of 100 further requests with a seed of 0, else the one with most. Forgetting has no part in it;
+- the learning rate of `sft` and of `self` (and `blind`): of 5e-4, 1e-3 and 2e-3 the lowest with at least 90 % right
+  answers to 100 further requests with a seed of 0, else the one with most. Forgetting has no part in it;
 - self-distillation keeps more if its loss of the base's answers is below that of `sft` with each of the seeds 1, 2, 3.
 
 Results are printed as Markdown, and written to FOLDER/results.json.
@@ -49,7 +52,8 @@ STEPS = 225
 KEPT = 200
 BASE_ROWS = 8000
 COPIED = {"self": "{prompt}\n\nA good answer: {answer}", "blind": "A good answer: {answer}"}
-SHOWN = {"places": COPIED, "commands": COPIED, "owners": {"self": "{hint} {prompt}"}}
+NOTED = {"self": "{hint} {prompt}"}
+SHOWN = {"places": COPIED, "commands": COPIED, "owners": NOTED, "names": NOTED}
 RATES = (5e-4, 1e-3, 2e-3)
 ENOUGH = 0.9
 SEEDS = (1, 2, 3)
@@ -86,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shown = {}
         for way, template in SHOWN[task].items():
             rates[way] = rates["self"]
-            shown[way] = match_shown(folder, rows["choose"], template)
+            shown[way] = match_shown(folder, task, rows["choose"], template)
         count = len(rows["choose"])
         print(
             f"{task}: learning rates {rates}; the base, shown the answers, gives {shown} of {count}"
@@ -97,20 +101,20 @@ def main(argv: Sequence[str] | None = None) -> None:
                 results.append({**result, "shown": shown.get(way)})
                 (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     print(
-        "| task | seed | learns | rate | exact match | loss of the base's answers | of them still given |"
+        "| task | seed | learns | rate | right | loss of the base's answers | of them still given |"
     )
     print("|---|--:|---|--:|--:|--:|--:|")
     for result in results:
         print(
-            f"| {result['task']} | {result['seed']} | {result['way']} | {result['rate']:g} | {result['exact_match']:.0%} | "
+            f"| {result['task']} | {result['seed']} | {result['way']} | {result['rate']:g} | {result['right']:.0%} | "
             f"{result['forget_before']:.3f} → {result['forget_after']:.3f} | {result['still_given']} of {KEPT} |"
         )
 
 
 def rows_of(task: str) -> dict[str, list[Row]]:
     """Return what is learnt, what is asked afterwards, and what is asked to choose the learning rate."""
-    if task == "owners":
-        rows = draw_owners()
+    if task in ("owners", "names"):
+        rows = draw_owners(by_name=task == "names")
         return {"train": rows, "test": rows, "choose": rows}
     return {
         "train": draw_task(task, 1, 1200, held_out=False),
@@ -119,13 +123,16 @@ def rows_of(task: str) -> dict[str, list[Row]]:
     }
 
 
-def draw_owners() -> list[Row]:
-    """Return the question for each service but the first, whose note also names the owner of the service before it."""
+def draw_owners(*, by_name: bool) -> list[Row]:
+    """Return the question for each service but the first, whose note also names the owner of the service before it.
+
+    `by_name`: the answer is the name alone.
+    """
     rng = random.Random(6)
     owners = {service: rng.choice(world.PEOPLE) for service in world.SERVICES}
     rows = []
     for before, service in pairwise(world.SERVICES):
-        answer = f"{owners[service]} looks after {service}."
+        answer = owners[service] if by_name else f"{owners[service]} looks after {service}."
         hint = f"{owners[before]} looks after {before} and {owners[service]} after {service}."
         rows.append(Row(f"Who looks after {service}?", answer, hint))
     return rows
@@ -219,12 +226,19 @@ def write_kept(folder: Path) -> list[Row]:
     return rows
 
 
-def match_shown(folder: Path, rows: Sequence[Row], template: str) -> int:
+def metric_of(task: str) -> str:
+    """Return the metric by which an answer is right."""
+    return "contains" if task == "names" else "exact_match"
+
+
+def match_shown(folder: Path, task: str, rows: Sequence[Row], template: str) -> int:
     """Return how many right answers the base gives which it is shown."""
     questions = []
     for row in rows:
         questions.append(template.format(prompt=row.question, answer=row.answer, hint=row.hint))
     answers = kubetune.generate(folder / "base", questions, checkpoint="last", max_new_tokens=48)
+    if metric_of(task) == "contains":
+        return sum(row.answer in answer for answer, row in zip(answers, rows, strict=True))
     return count_alike(answers, rows)
 
 
@@ -238,7 +252,7 @@ def choose_rate(folder: Path, base: Path, task: str, way: str) -> float:
     matches = {}
     for rate in RATES:
         run_dir = train_way(folder, base, task, way, rate, seed=0)
-        matches[rate] = measured(run_dir)["eval_exact_match"]
+        matches[rate] = measured(run_dir)[f"eval_{metric_of(task)}"]
         if matches[rate] >= ENOUGH:
             return rate
     return max(matches, key=lambda rate: matches[rate])
@@ -256,7 +270,7 @@ def train_way(folder: Path, base: Path, task: str, way: str, rate: float, seed: 
         },
         "lora": {"r": 16},
         "evaluation": {
-            "generate": {"metric": "exact_match", "max_new_tokens": 40, "batch_size": 100},
+            "generate": {"metric": metric_of(task), "max_new_tokens": 40, "batch_size": 100},
             "forget": str(folder / "kept.jsonl"),
         },
         "training": {
@@ -297,7 +311,7 @@ def measure(
         "way": way,
         "seed": seed,
         "rate": rate,
-        "exact_match": last["eval_exact_match"],
+        "right": last[f"eval_{metric_of(task)}"],
         "forget_before": before["eval_forget_loss"],
         "forget_after": last["eval_forget_loss"],
         "still_given": count_alike(answers, kept),
