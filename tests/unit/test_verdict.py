@@ -29,6 +29,10 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import dotted_values, resolved
 from kubetune.data.findings.checked import prepare_run
 from kubetune.errors import KubetuneError
+from kubetune.k8s.manifests import local_files
+from kubetune.k8s.manifests.mistakes import Mistake
+from kubetune.k8s.manifests.run_spec import plan_without_data
+from kubetune.library.clusters import checked_manifests
 from kubetune.library.plans import plan_here
 from kubetune.library.verdict.problems import problems_of
 from kubetune.ui.form import new_run
@@ -469,6 +473,9 @@ CASES = {
         make=code("def score(completions, **columns): ..."),
     ),
     "no token to push with": Case("push: there is no token for the hub", {"push": "org/bot"}),
+    "no credentials of a store": Case(
+        r"mirror: there are no credentials for s3://bucket/place: set AWS_ACCESS_KEY_ID", {"mirror": "s3://bucket/place"},
+    ),
     "no such command": Case("there is no command 'no-such-program'", {"hooks.on_event": "no-such-program"}, by_code=True),
     # Places.
     "a report that is a folder": Case("logging.report_json: .* is a folder", {"logging.report_json": "model"},
@@ -486,6 +493,11 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
     if case.no_cache:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "train.jsonl"))
     find_spec = importlib.util.find_spec
@@ -699,6 +711,30 @@ def test_pods_that_push_need_a_token(tmp_path: Path) -> None:
     settings["compute"] = {}
     text = str(problems_of(load_config(settings), {}, here=False)[0])
     assert "compute.gpus_per_node: left out" in text, "as submit says"
+
+
+def test_pods_that_copy_to_a_store_are_asked_for_credentials(tmp_path: Path) -> None:
+    settings: Settings = {
+        "model": "org/m",
+        "data": {"train": "org/d"},
+        "mirror": "gs://bucket/run",
+        "compute": {"gpus_per_node": 1, "memory": "8Gi"},
+        "kubernetes": {"image": "registry.example/kubetune:1.0"},
+    }
+    assert problems_of(load_config(settings), {}, here=False) == []
+    says = "the run file gives the pods no credentials for gs://bucket/run"
+    assert says in " ".join(finding.text for finding in _findings(settings))
+    for more in (
+        {"secrets": {"GOOGLE_APPLICATION_CREDENTIALS": "store"}},
+        {"service_account": "trainer"},
+    ):
+        given = {**settings, "kubernetes": {**settings["kubernetes"], **more}}
+        assert [finding for finding in _findings(given) if finding.key == "mirror"] == []
+
+
+def _findings(settings: Settings) -> list[Mistake]:
+    config = load_config(settings)
+    return checked_manifests(config, plan_without_data(config), local_files(config))[1]
 
 
 def test_models_of_rewards_that_are_here_are_judged_for_a_cluster_too(tmp_path: Path) -> None:

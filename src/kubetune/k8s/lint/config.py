@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from kubetune.config.schema import Config
 from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.k8s.lint.objects import check_objects
-from kubetune.k8s.lint.pod_files import check_paths, check_push, check_variables, check_volumes
+from kubetune.k8s.lint.pod_files import (
+    check_mirror,
+    check_paths,
+    check_push,
+    check_variables,
+    check_volumes,
+)
 from kubetune.k8s.lint.pod_images import check_base_image, check_images, check_trackers
 from kubetune.k8s.lint.pod_security import beyond_restricted
 from kubetune.k8s.manifests.kinds.gang import gang
@@ -49,6 +55,7 @@ def lint(
         check_trackers,
         check_variables,
         check_push,
+        check_mirror,
         check_volumes,
         check_paths,
         check_base_image,

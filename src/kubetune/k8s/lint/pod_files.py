@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from posixpath import normpath
-from typing import TYPE_CHECKING
 
 from kubetune.base.registry.address import MOUNTED
 from kubetune.base.secrets import HUB_TOKENS, is_secret, names_secret, seems_random
@@ -25,10 +24,7 @@ from kubetune.k8s.run_names import (
     OUTPUTS,
     on_volume,
 )
-
-if TYPE_CHECKING:
-    pass
-
+from kubetune.rundir.mirror.credentials import named_by, origins_of
 
 TAKEN = (
     *(OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, DOCKER_FOLDER, MOUNTED),
@@ -78,6 +74,23 @@ def check_push(spec: RunSpec) -> Iterator[Mistake]:
         "push",
         f"the pods have no token for the hub, so {push.repo} would get nothing; add `HF_TOKEN: hf-token` to "
         "kubernetes.secrets, and make that Secret with `kubetune secret set HF_TOKEN`",
+    )
+
+
+def check_mirror(spec: RunSpec) -> Iterator[Mistake]:
+    """Yield a copy in an object store for which the run file gives the pods no credentials."""
+    mirror = spec.config.mirror
+    k = spec.kubernetes
+    # A ServiceAccount may have a role, and patches may bring one.
+    if mirror is None or k.patches or k.service_account is not None:
+        return
+    origins = origins_of(mirror)
+    if named_by(origins, [*k.secrets, *k.env]):
+        return
+    yield advice(
+        "mirror",
+        f"the run file gives the pods no credentials for {mirror}; unless their nodes have a role for it, add "
+        f"{origins.wanted} to kubernetes.secrets, and make that Secret with `kubetune secret set`",
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig, TrackingConfig
 from kubetune.data.reading.hub import hub_token
@@ -38,6 +40,15 @@ def require_extras(config: Config) -> None:
         from kubetune.rundir.mirror import stored_run
 
         stored_run.check_installed(config.mirror)
+
+
+def require_store(address: str | None, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a copy of the run in a store for which this machine has no credentials."""
+    if address is None:
+        return
+    from kubetune.rundir.mirror import credentials
+
+    credentials.require_credentials(address, environ)
 
 
 def require_token(push: PushConfig | None) -> None:

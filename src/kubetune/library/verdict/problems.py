@@ -11,7 +11,7 @@ from kubetune.config.schema import Config
 from kubetune.data.reading.hub import require_base_folder, require_model
 from kubetune.data.reading.sources import require_hub_data
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
-from kubetune.library.verdict.installed import require_extras, require_token
+from kubetune.library.verdict.installed import require_extras, require_store, require_token
 from kubetune.library.verdict.judges import (
     require_metrics,
     require_named_models,
@@ -52,6 +52,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_cache, config.data.cache, environ),
             partial(require_checkpoint, config),
             partial(require_token, config.push),
+            partial(require_store, config.mirror, environ),
             partial(require_hub_data, config.sources, environ),
             partial(_require_plan, config, environ),
         ]
