@@ -20,6 +20,7 @@ from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.library.verdict.problems import problems_of, require_none, sentences
+from kubetune.library.verdict.servers import warnings_of
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
 from kubetune.plan.devices import device_bytes, gpu_here
 from kubetune.plan.forecast import Forecast
@@ -40,6 +41,7 @@ class PlanForecast:
     changes: Sequence[tuple[str, Forecast]]  # each alone makes a run fit that does not
     findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
     problems: tuple[str, ...]  # what keeps the run from training, as far as it shows before
+    warnings: Sequence[str]  # what may keep it from that: servers that nobody reaches now
 
     @property
     def is_looked_at(self) -> bool:
@@ -60,6 +62,8 @@ class PlanForecast:
     def describe(self) -> LabelledLines:
         """Yield everything as labelled lines."""
         yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
+        for text in self.warnings:
+            yield "servers", text
         if self.config.kubernetes is not None:
             place = plan_text.output_on_cluster(self.config.name, self.config.model.path)
             yield "on the cluster", place
@@ -80,6 +84,7 @@ class PlanForecast:
         return {
             **self.plan.model_dump(mode="json"),
             "problems": list(self.problems),
+            "warnings": list(self.warnings),
             "measured": self.choices,
             "rows_at_most": rows_at_most,
             "findings": findings,
@@ -143,6 +148,7 @@ def _forecast(
         changes=changes_that_fit(config, plan, costs, totals.longest),
         findings=findings,
         problems=problems,
+        warnings=warnings_of(config),
     )
 
 

@@ -1,0 +1,66 @@
+"""Servers that a run here is to ask, and that nobody can reach now: a warning, since they may come up later.
+
+A run asks again for as long as its `timeout_seconds` say, and its rank names the server; this says it before.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from kubetune.config.schema import Config
+from kubetune.config.schema.grpo import ServersConfig
+
+# For all servers together. Who has said nothing by then is not judged.
+_SECONDS: Final = 1.0
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def warnings_of(config: Config) -> list[str]:
+    """Return a warning for each server of a run on this machine that cannot be reached now."""
+    if config.kubernetes is not None:
+        return []
+    reasons: dict[str, str] = {}
+    deadline = time.monotonic() + _SECONDS
+    # In threads, since looking up a name knows no limit of time.
+    threads = []
+    for url, _, _ in _servers(config):
+        thread = threading.Thread(target=_try, args=(url, reasons), daemon=True)
+        thread.start()
+        threads.append(thread)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    warnings = []
+    for url, key, seconds in _servers(config):
+        if url in reasons:
+            warnings.append(
+                f"warning: {key}: nobody answers at {url} ({reasons[url]}); the run asks for up to {seconds:g} s, so start "
+                "that server by then"
+            )
+    return warnings
+
+
+def _servers(config: Config) -> Iterator[tuple[str, str, float]]:
+    """Yield each server that the task asks, the key that names it, and for how many seconds it is asked."""
+    if config.task == "grpo" and isinstance(config.grpo.servers, ServersConfig):
+        for url in config.grpo.servers.urls:
+            yield url, "grpo.servers", config.grpo.servers.timeout_seconds
+    if config.task == "distill":
+        for url in config.distill.urls:
+            yield url, "distill.teacher", config.distill.timeout_seconds
+
+
+def _try(url: str, reasons: dict[str, str]) -> None:
+    """Connect to a server, and keep the reason if that is refused."""
+    parts = urlsplit(url)
+    port = parts.port or _PORTS.get(parts.scheme, 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), _SECONDS).close()
+    except TimeoutError:
+        reasons[url] = "it is silent"
+    except OSError as error:
+        reasons[url] = error.strerror or str(error)
