@@ -226,11 +226,40 @@ def test_classes_are_known_by_their_shape() -> None:
     assert meanings(rows) == {
         "verdict": "class",
         "grade": "class",
+        "id": "group",
+        "split": "group",
         "remark": "text",
         "rationale": "thought",
     }
     assert meanings(rows[:20])["verdict"] == "class"
     assert "verdict" not in meanings(rows[:5]), "too few rows to know"
+
+
+def test_classes_beside_an_answer_are_named_with_what_would_use_them() -> None:
+    columns = Columns()
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Say {n}"},
+                {"role": "assistant", "content": f"{n}"},
+            ],
+            "lang": ("en", "de")[n % 2],
+            "topic": ("law", "art", "sport")[n % 3],
+            "reward": n % 2,
+            "is_good": n % 2 == 0,
+            "row_id": n,
+        }
+        for n in range(40)
+    ]
+    for row in rows:
+        for name in row.keys() - {"messages"}:
+            columns.note(name, row, {}, ("Say",))
+    advice = {column.name: column.advice for column in left_out(columns.to_json(40), "t.jsonl")}
+    assert advice.keys() == {"lang", "topic", "reward", "is_good"}
+    for name in ("lang", "topic"):
+        assert advice[name].startswith("A file for each of its values, as sources of `data.train`")
+    for name in ("reward", "is_good"):
+        assert f"`data.train.columns: {{label: {name}}}`, `task: preference`" in advice[name]
 
 
 def test_short_texts_are_texts_but_ids_are_not() -> None:

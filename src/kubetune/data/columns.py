@@ -31,7 +31,7 @@ _OF_MESSAGES: Final = "messages[]."
 
 # A record as its file has it.
 RecordValue = Mapping[str, Any]
-Meaning = Literal["subject", "thought", "text", "class", "other"]
+Meaning = Literal["subject", "thought", "text", "class", "group", "other"]
 
 # Classes of a column: at most so many, in at least so many records. More numbers are counts, ages or scores.
 MOST_CLASSES: Final = 20
@@ -458,12 +458,20 @@ class ColumnFacts:
             return "class"
         if name in PROMPTS or name in ANSWERS:
             is_text = mean >= 1
-        return "text" if is_text and not names_metadata(name) else "other"
+        if names_metadata(name):
+            # A language or an origin parts the records as a class does.
+            is_group = name not in PROMPTS and self._has_few_values(records, _FEWEST_NAMED)
+            return "group" if is_group and not name.startswith(_OF_MESSAGES) else "other"
+        return "text" if is_text else "other"
 
     def is_class(self, name: str, *, records: int, fewest: int = FEWEST_RECORDS) -> bool:
         """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
         is_aside = names_metadata(name) or name.startswith(_OF_MESSAGES)
-        if not self.is_short or is_aside or self.records < fewest:
+        return not is_aside and self._has_few_values(records, fewest)
+
+    def _has_few_values(self, records: int, fewest: int) -> bool:
+        """True if the values are few, short and in nearly all records."""
+        if not self.is_short or self.records < fewest:
             return False
         # No class may apply to a record, where several may.
         share = _SOME if self.is_list else _MOSTLY
@@ -473,6 +481,10 @@ class ColumnFacts:
         if len(self.values) > self.records / 3:
             return False
         return not any(re.fullmatch(r"-?\d+\.\d+|\d{4}-\d\d.*", value) for value in self.values)
+
+    def are_verdicts(self) -> bool:
+        """True if the values are yes and no, as JSON and tables write them."""
+        return {value.lower() for value in self.values} in ({"true", "false"}, {"0", "1"})
 
     def _most_classes(self) -> int:
         is_number = all(re.fullmatch(r"-?\d+", value) for value in self.values)
@@ -539,6 +551,7 @@ class Columns(dict[str, ColumnFacts]):
                     "values": len(of_column.values),
                     "repeated": of_column.repeated,
                     "is_plain": of_column.is_plain,
+                    "are_verdicts": of_column.are_verdicts(),
                     "use": of_column.use,
                     "text": of_column.text,
                     "answer": of_column.answer,
@@ -584,7 +597,7 @@ def left_out(
         meaning: Meaning = of_column["meaning"]
         use = of_column["use"]
         if is_rewarded and meaning != "subject":
-            what = f"{of_column['values']} values" if meaning == "class" else "texts"
+            what = f"{of_column['values']} values" if meaning in ("class", "group") else "texts"
             advice = "A function of yours in `rewards` is given all columns: docs/grpo.md"
             yield LeftOut(name, meaning, what, advice)
         elif meaning == "thought":
@@ -595,15 +608,9 @@ def left_out(
                     "template writes thoughts"
                 )
             yield LeftOut(name, meaning, "thoughts", advice, True, use)
-        elif meaning == "class":
-            advice = "A classifier needs it as `label`, beside one column `text` with the text of the record"
-            if of_column["text"]:
-                columns = {"text": of_column["text"]}
-                if name != "label":
-                    columns["label"] = name
-                words = f"--task sequence_classification {in_words(columns)}"
-                advice = f"`kubetune init {shell_word(path)} {words}` makes a classifier"
-            is_decisive = bool(of_column["text"]) and not of_column["answer"]
+        elif meaning in ("class", "group"):
+            is_decisive = meaning == "class" and bool(of_column["text"]) and not of_column["answer"]
+            advice = _use_of_classes(name, of_column, path)
             yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_decisive)
         else:
             is_decisive = meaning == "subject" or name in PROMPTS or name in ANSWERS
@@ -623,3 +630,20 @@ def left_out(
                 differing = of_column["records"] - of_column["repeated"]
                 what = f"a text that differs from the others in {counted(differing, 'record')}"
             yield LeftOut(name, meaning, what, advice, is_decisive)
+
+
+def _use_of_classes(name: str, of_column: Mapping[str, Any], path: str) -> str:
+    """Return what would use a column of few values: a verdict on the answer, a class of the text, or a part of the data."""
+    if of_column["meaning"] == "class" and of_column["answer"] and of_column["are_verdicts"]:
+        return (
+            f"`data.train.{in_yaml({'label': name})}`, `task: preference` and `preference.loss: kto` learn by it which "
+            "answers are good, if it says that"
+        )
+    is_class = of_column["meaning"] == "class" or not of_column["answer"]
+    if is_class and of_column["text"]:
+        columns = {"text": of_column["text"]}
+        if name != "label":
+            columns["label"] = name
+        words = f"--task sequence_classification {in_words(columns)}"
+        return f"`kubetune init {shell_word(path)} {words}` makes a classifier"
+    return "A file for each of its values, as sources of `data.train`, would have a `weight` and an `eval_loss` of its own"
