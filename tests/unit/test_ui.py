@@ -30,7 +30,7 @@ from kubetune.reporting.hero import hero
 from kubetune.reporting.histogram import shared_bars
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.reporting.reading import read_run
-from kubetune.rundir import metrics
+from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
 from kubetune.ui import connections, site
@@ -767,6 +767,7 @@ def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path:
         rows = {"train": train, "eval": {"sources": [], "rows": 56}}
         fingerprint = "other" if name == "c" else "same"
         (run_dir / "data.json").write_text(json.dumps({"fingerprint": fingerprint, "splits": rows}))
+    checkpoints.commit(tmp_path / "a", checkpoints.State(step=60), lambda folder: None)
     with client_of(tmp_path) as visitor:
         visitor.get("/", params={"token": TOKEN})
         page = visitor.get("/data").text
@@ -779,12 +780,26 @@ def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path:
         assert '<td data-label="held out">56</td>' in page
         for name in ("a", "b", "c"):
             assert f'href="/run?dir={name}"' in page
-        line = {"prompt": f"user\nWhat is {HOSTILE}?\nassistant\n", "before": "x", "answer": "y"}
-        turned = {"exact_match": {"gained": [line, line]}}
+        lines = [
+            {
+                "prompt": f"user\nWhat is {what}?\nassistant\n",
+                "reference": f"the {what} that is expected",
+                "before": f"no {what}",
+                "answer": f"a {what}",
+            }
+            for what in ("plum", HOSTILE)
+        ]
+        turned = {"exact_match": {"gained": [*lines, *lines]}}
         (tmp_path / "a" / metrics.VERDICT).write_text(json.dumps({"turned": turned}))
-        (tmp_path / "a" / "checkpoints" / "step-000060").mkdir(parents=True)
-        opened = visitor.get("/chat?dir=a").text
+        # Without a choice it opens with the newest run that has a model, and loads nothing yet.
+        opened = visitor.get("/chat").text
         assert HOSTILE not in opened
+        assert 'data-dir="a" data-beside="base">' in opened
+        assert "data-at-once" in visitor.get("/chat?dir=a").text
+        # What the evaluation asked stands on both sides; what else it asked is proposed, each once.
+        assert re.findall("bubble assistant.>([^<]*)", opened) == ["no plum", "a plum"]
+        assert opened.count("data-prompt=") == 1
+        assert "should answer: the " in opened
 
 
 def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> None:

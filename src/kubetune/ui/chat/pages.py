@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -17,77 +16,71 @@ from starlette.responses import Response, StreamingResponse
 
 from kubetune.base import logs
 from kubetune.config.resolved import read_config
-from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.errors import ConfigError
 from kubetune.library.results import require_sampling
-from kubetune.reporting.rendering import turns
-from kubetune.rundir import metrics, shapes
+from kubetune.ui.chat.opening import ASKING, MOST_PROMPTS, first_of, questions_of, runs_to_talk_to
 from kubetune.ui.chat.talkers import MOST_MODELS
 from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
 
-# What one does on the page with a run, by its task; with all others one talks.
-ASKING = {"sequence_classification": "Classify", "reward_model": "Score"}
-
 # Limits of a question, which comes from a browser.
 _MOST_TURNS = 400
-_MOST_OFFERED = 6  # runs, as cards
-_MOST_PROMPTS = 3  # that a page proposes
 _MOST_NEW_TOKENS = 4096
 
 
 def chat(request: Request) -> Response:
     """Show the page, for the runs that are chosen."""
     site = site_of(request)
-    name = request.query_params.get("dir", "")
-    beside = request.query_params.get("beside", "")
+    listed, offered = runs_to_talk_to(site)
+    asked_for = request.query_params.get("dir", "")
+    name = asked_for or first_of(offered)
+    beside = request.query_params.get("beside", "" if asked_for else "base")
+    if not name:
+        nobody = {"title": "Chat", "asking": "Chat", "offered": []}
+        return page(request, "chat.html", "kubetune chat RUN", nobody)
 
-    # The command line that does the same. Until a run is chosen, it has a gap for the run's name.
-    words = ["kubetune", "chat", "RUN"]
-    chosen = ""
-    verb = "Chat"
-    if name:
-        run_dir = find_run(site, name)
-        chosen = site.records.name_of(run_dir)
-        words[-1] = str(run_dir)
-        verb = ASKING.get(read_config(run_dir).task, verb)
-        if verb != "Chat":
-            words[1] = "generate"
-            # The model before training has no classes of these data, and no rewards.
-            beside = ""
+    # The command line that does the same.
+    run_dir = find_run(site, name)
+    words = ["kubetune", "chat", str(run_dir)]
+    verb = ASKING.get(read_config(run_dir).task, "Chat")
+    if verb != "Chat":
+        words[1] = "generate"
+        # The model before training has no classes of these data, and no rewards.
+        beside = ""
     if beside == "base":
         words.append("--compare")
     elif beside:
         words += ["--beside", str(find_run(site, beside))]
 
-    # A run without a checkpoint has no model.
-    listed = [run for run in site.records.listed() if run["saved_step"] is not None]
-    listed.sort(key=lambda run: run["started"] or "", reverse=True)
-    # Trials are many, and seldom whom one wants to talk to.
-    of_sweeps = {run["dir"] for run in listed if site.records.sweep_of(Path(run["path"]))}
-    offered = [run for run in listed if run["dir"] not in of_sweeps] or listed
+    chosen = site.records.name_of(run_dir)
+    # A trial is offered where it was asked for.
+    offered = [run for run in listed if run in offered or run["dir"] == chosen]
+    questions = questions_of(run_dir) if verb == "Chat" else []
+    example = None
+    if questions and questions[0].after:
+        example = questions.pop(0)
     facts = {
         "title": verb,
         "asking": verb,
         "listed": listed,
-        "offered": offered[:_MOST_OFFERED],
+        "names": _names(listed, [chosen, beside]),
+        "offered": offered,
         "chosen": chosen,
+        "is_asked_for": bool(asked_for),
         "beside": beside,
-        "prompts": _prompts(run_dir) if name else [],
+        "example": example,
+        "prompts": questions[:MOST_PROMPTS],
     }
     return page(request, "chat.html", shlex.join(words), facts)
 
 
-def _prompts(run_dir: Path) -> list[str]:
-    """Return a few questions that a run was asked when it was judged: the last turn of the user in each."""
-    verdict: dict[str, Any] = {}
-    with suppress(FileNotFoundError, EnvironmentFault):
-        verdict = shapes.read(run_dir / metrics.VERDICT)
-    questions: dict[str, None] = {}  # an ordered set
-    for sides in (verdict.get("turned") or {}).values():
-        for line in sides.get("gained") or ():
-            spoken = turns(str(line.get("prompt", "")))
-            if spoken and spoken[-1]["role"] == "user":
-                questions[spoken[-1]["content"]] = None
-    return list(questions)[:_MOST_PROMPTS]
+def _names(listed: Sequence[Mapping[str, Any]], others: Sequence[str]) -> dict[str, str]:
+    """Return what each run is called, by its directory: that of two of one name says which it is."""
+    counts = Counter(run["name"] for run in listed)
+    names = {other: other for other in others}
+    for run in listed:
+        is_told_apart = run["name"] and counts[run["name"]] == 1
+        names[run["dir"]] = run["name"] if is_told_apart else run["dir"]
+    return names
 
 
 def stay(request: Request) -> Response:

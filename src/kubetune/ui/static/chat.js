@@ -12,21 +12,26 @@ const start = () => {
       dir: which === "other" ? beside : dir };
   });
   const dirs = [...new Set(sides.map((side) => side.dir))];
-  const here = new EventSource(`/chat/stay?${dirs.map((name) => `dir=${encodeURIComponent(name)}`).join("&")}`);
-  let loaded = 0;
+  // The models are held as long as this stream is open: from the start for a run that was asked for, else from the first question.
+  let here = null;
+  const open = () => {
+    if (here) return;
+    here = new EventSource(`/chat/stay?${dirs.map((name) => `dir=${encodeURIComponent(name)}`).join("&")}`);
+    for (const side of sides) side.state.textContent = "loading …";
+    here.addEventListener("model", (event) => {
+      const model = JSON.parse(event.data);
+      for (const side of sides.filter((other) => other.dir === dirs[model.side])) {
+        side.state.textContent = model.error ?? `${side.base ? "the base model" : model.checkpoint}${model.chats ? "" : "; it was taught plain text: each line stands alone"}`;
+        side.state.classList.toggle("problem", Boolean(model.error));
+      }
+    });
+    here.addEventListener("error", () => { if (here.readyState === EventSource.CLOSED) sides.forEach((side) => { side.state.textContent = "no connection"; }); });
+    addEventListener("pagehide", () => here.close());
+  };
+  if (talk.dataset.atOnce !== undefined) open();
   let asking = null;
   const allow = (may) => { byId("text").disabled = !may; byId("send").disabled = !may; if (may) byId("text").focus(); };
-  here.addEventListener("model", (event) => {
-    const model = JSON.parse(event.data);
-    for (const side of sides.filter((other) => other.dir === dirs[model.side])) {
-      side.state.textContent = model.error ?? `${side.base ? "the base model" : model.checkpoint}${model.chats ? "" : "; it was taught plain text: each line stands alone"}`;
-      side.state.classList.toggle("problem", Boolean(model.error));
-    }
-    if (!model.error) loaded += 1;
-    if (loaded >= dirs.length) allow(true);
-  });
-  here.addEventListener("error", () => { if (here.readyState === EventSource.CLOSED) sides.forEach((side) => { side.state.textContent = "no connection"; }); });
-  addEventListener("pagehide", () => here.close());
+  const forget = () => sides.forEach((side) => { side.messages = []; side.turns.replaceChildren(); });
 
   const bubble = (side, kind, text) => {
     const made = document.createElement("div");
@@ -74,6 +79,9 @@ const start = () => {
     const text = byId("text").value.trim();
     if (!text || asking || byId("text").disabled) return;
     byId("text").value = "";
+    open();
+    // What the evaluation asked is no part of the talk.
+    if (!sides.some((side) => side.messages.length)) forget();
     asking = new AbortController();
     allow(false);
     byId("stop-answer").hidden = false;
@@ -93,6 +101,6 @@ const start = () => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
   });
   byId("stop-answer").addEventListener("click", () => asking?.abort());
-  byId("forget").addEventListener("click", () => sides.forEach((side) => { side.messages = []; side.turns.replaceChildren(); }));
+  byId("forget").addEventListener("click", forget);
 };
 if (talk) start();

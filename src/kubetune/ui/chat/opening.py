@@ -1,0 +1,70 @@
+"""The opening of a chat: which run is talked to, what it was asked when it was judged, and what one may ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubetune.data.findings import kept_conversations
+from kubetune.errors import EnvironmentFault
+from kubetune.reporting.rendering import turns
+from kubetune.rundir import metrics, shapes
+from kubetune.ui.site import Site
+
+MOST_PROMPTS = 3  # that a page proposes
+# What one does on the page with a run, by its task; with all others one talks.
+ASKING = {"sequence_classification": "Classify", "reward_model": "Score"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and what evaluations keep of it; texts are empty where nothing is known."""
+
+    question: str
+    expected: str = ""
+    before: str = ""  # the answer of the model before training
+    after: str = ""  # that of the checkpoint that was chosen
+
+
+def runs_to_talk_to(site: Site) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return all runs that have a model, the newest first, and those of them that a page offers."""
+    # A run without a checkpoint has no model.
+    listed = [run for run in site.records.listed() if run["saved_step"] is not None]
+    listed.sort(key=lambda run: run["started"] or "", reverse=True)
+    # Trials are many, and seldom whom one wants to talk to.
+    offered = [run for run in listed if not site.records.sweep_of(Path(run["path"]))]
+    return listed, offered or listed
+
+
+def first_of(offered: Sequence[Mapping[str, Any]]) -> str:
+    """Return the run that a page opens with: the newest that one can talk to, else the newest; "" without any."""
+    talking = [run for run in offered if run["task"] not in ASKING]
+    for run in [*talking, *offered]:
+        return str(run["dir"])
+    return ""
+
+
+def questions_of(run_dir: Path) -> list[Asked]:
+    """Return what a run may be asked: what it answered better after training, else conversations of its data."""
+    verdict: dict[str, Any] = {}
+    with suppress(FileNotFoundError, EnvironmentFault):
+        verdict = shapes.read(run_dir / metrics.VERDICT)
+    questions: dict[str, Asked] = {}
+    for sides in (verdict.get("turned") or {}).values():
+        for line in sides.get("gained") or ():
+            spoken = turns(str(line.get("prompt", "")))
+            if spoken and spoken[-1]["role"] == "user":
+                question = spoken[-1]["content"]
+                texts = [str(line.get(key) or "") for key in ("reference", "before", "answer")]
+                questions.setdefault(question, Asked(question, *texts))
+    if not questions:
+        with suppress(EnvironmentFault):
+            for kept in kept_conversations.read(run_dir):
+                last = kept.messages[-1] if kept.messages else {}
+                if last.get("role") == "user" and isinstance(last.get("content"), str):
+                    questions.setdefault(last["content"], Asked(last["content"]))
+    # One more than is proposed: the first is shown with its answers.
+    return list(questions.values())[: MOST_PROMPTS + 1]
