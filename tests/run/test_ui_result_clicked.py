@@ -129,6 +129,11 @@ def test_an_evaluation_outlives_a_reload_and_shows_what_the_verb_wrote(
         low, high = line["after_interval"]
         assert f"{100 * low:.3g}–{100 * high:.3g} %" in table
         assert f"{line['p_value']:.2g}" in table
+    # What was begun last stays open, and each tab has its own form.
+    assert tab.is_visible("#evaluate")
+    tab.get_by_role("tab", name="Export").click()
+    assert tab.is_visible("#export")
+    assert not tab.is_visible("#evaluate")
     assert not errors
 
 
@@ -324,6 +329,7 @@ def test_a_server_is_checked_and_the_page_says_whether_it_is_the_model(
     pages = Server(tmp_path)
     try:
         result_of(tab, pages, "Evaluate")
+        tab.get_by_role("tab", name="Check a server").click()
         tab.locator("#serve button:not([type])").click()
         wait(tab, "!document.querySelector('#serve .problem').hidden")
         assert "which server?" in tab.inner_text("#serve .problem")

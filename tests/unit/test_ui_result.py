@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,39 @@ def test_export_stands_beside_chat_on_a_run_that_is_done(client: TestClient, run
         < page.index('#export">Export</a>')
         < page.index('class="menu"')
     )
+
+
+def test_a_result_says_what_there_is_and_opens_with_what_comes_next(
+    client: TestClient, run_dir: Path
+) -> None:
+    def cards_and_tab() -> tuple[dict[str, str], str]:
+        page = client.get("/run/result?dir=bot").text
+        cards = re.search('<dl class="cards".*?</dl>', page, re.DOTALL)
+        assert cards
+        first = re.search('<a href="#([a-z]+)" aria-selected="true">', page)
+        assert first
+        return dict(re.findall("<dt>(.*?)</dt><dd>([^<]*)", cards[0])), first[1]
+
+    checkpoints.commit(run_dir, checkpoints.State(step=50), lambda folder: None)
+    cards, tab = cards_and_tab()
+    assert (cards["Checkpoint"], cards["Exported"], cards["Pushed"]) == (
+        "step 50",
+        "not yet",
+        "not yet",
+    )
+    assert tab == "export"
+    folder = run_dir / "exports" / "good"
+    folder.mkdir(parents=True)
+    (folder / PROVENANCE).write_text(provenance(time="once"))
+    cards, tab = cards_and_tab()
+    assert cards["Exported"] == "adapter"
+    assert tab == "push"
+    event = {"event": "push", "time": "2026-11-29T10:00:00+00:00", "ok": True, "repo": "org/bot"}
+    with (run_dir / metrics.EVENTS).open("a") as events:
+        events.write(json.dumps(event) + "\n")
+    cards, tab = cards_and_tab()
+    assert cards["Pushed"] == "org/bot"
+    assert tab == "export"
 
 
 @pytest.mark.parametrize(

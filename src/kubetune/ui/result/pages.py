@@ -26,6 +26,7 @@ from kubetune.ui.result.outcomes import (
     pushes_of,
     state_of_end,
 )
+from kubetune.ui.result.overview import cards_of, next_verb
 from kubetune.ui.site import Site, act, find_run, page, run_of, site_of
 
 
@@ -42,6 +43,8 @@ def result(request: Request) -> Response:
     if not job["running"] and "--compare=base" in job["words"]:
         comparison = comparison_in(site.jobs.result(result_job(name)), site.folder / FOLDER)
     gguf_types = gguf_types_of(run_dir)
+    exports = exports_of(run_dir)
+    pushes = pushes_of(record.events)
     facts = {
         "title": f"Result of {record.name}",
         "run": name,
@@ -60,15 +63,17 @@ def result(request: Request) -> Response:
         "gguf_types": gguf_types,
         "pushed_forms": pushed_forms_of(run_dir),
         "push_to": record.config.push,
-        "exports": exports_of(run_dir),
+        "cards": cards_of(record, exports, pushes),
+        # What was begun last stays open.
+        "first_verb": job["words"][0] if job["words"] else next_verb(exports, pushes),
+        "exports": exports,
         "evaluation": record.evaluation,
         "verdict": verdict(record.verdict, record.benchmarks),
         "comparison": comparison,
-        "pushes": pushes_of(record.events),
+        "pushes": pushes,
     }
-    # The line at the foot of the page is the command that was begun last.
-    words = job["words"] or ["export", str(run_dir)]
-    return page(request, "result.html", shlex.join(["kubetune", *words]), facts)
+    # Each form has its own command line.
+    return page(request, "result.html", "", facts)
 
 
 def _blocked(site: Site, run_dir: Path) -> str:
