@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from kubetune.reporting.chart import Chart, Line
+from kubetune.reporting.point import label_of
 from kubetune.reporting.reading import OF_SOURCE, metric_keys
-from kubetune.reporting.run_charts import Runs, column, line_of, loss_axis, points_of
+from kubetune.reporting.run_charts import (
+    Runs,
+    column,
+    has_own_loss,
+    line_of,
+    loss_axis,
+    points_of,
+)
 from kubetune.reporting.series import Series
 
 # The series of one metric, by index of the run.
 SeriesOfRuns = dict[int, Series]
 
 
-def evaluation_charts(runs: Runs) -> list[Chart]:
-    """Return the losses of sources in one chart, shares in one, and each other metric in its own."""
+def evaluation_charts(runs: Runs, apart: str = "") -> list[Chart]:
+    """Return the losses of sources in one chart, a lone run's shares in one, and each other metric in its own.
+
+    `apart`: a metric that is shown elsewhere already.
+    """
     # By chart, and by the name that the page shows: `eval_exact_match` is "exact match".
     sources: dict[str, SeriesOfRuns] = {}
     scores: dict[str, SeriesOfRuns] = {}
     others: dict[str, SeriesOfRuns] = {}
     for key, of_runs in _metrics(runs).items():
-        name = key.removeprefix("eval_").replace("_", " ")
+        if key == apart:
+            continue
+        name = label_of(key)
+        if key == "eval_loss":
+            name = "loss of held-out answers"
         if key.startswith(OF_SOURCE):
             source = key.removeprefix(OF_SOURCE)
             sources[source] = of_runs
@@ -33,14 +48,17 @@ def evaluation_charts(runs: Runs) -> list[Chart]:
         axis = loss_axis(runs)
         lines = _lines(runs, sources)
         charts.append(Chart("sources", title, "fixed", lines, axis=axis))
-    if scores:
+    # Several runs of several metrics would be more lines than can be told apart.
+    if len(runs) == 1 and len(scores) > 1:
         axis = ", ".join(scores)
         lines = _lines(runs, scores)
         charts.append(Chart("scores", "Evaluation scores", "percent", lines, axis=axis))
-    for name, of_runs in others.items():
-        title = f"Evaluation: {name}"
-        lines = _lines(runs, {name: of_runs})
-        charts.append(Chart(f"score-{name}", title, "fixed", lines))
+        scores = {}
+    for unit, of_unit in (("percent", scores), ("fixed", others)):
+        for name, of_runs in of_unit.items():
+            title = name[0].upper() + name[1:]
+            lines = _lines(runs, {name: of_runs})
+            charts.append(Chart(f"score-{name}", title, unit, lines))
     return charts
 
 
@@ -51,9 +69,9 @@ def _metrics(runs: Runs) -> dict[str, SeriesOfRuns]:
     for index, run in enumerate(runs):
         for key in metric_keys(run.measurements):
             # Other charts show these.
-            if key in ("eval_loss", "eval_perplexity"):
+            if key == "eval_perplexity" or (key == "eval_loss" and not has_own_loss(run)):
                 continue
-            if key.removeprefix("eval_") in run.numbers.curves:
+            if key != "eval_loss" and key.removeprefix("eval_") in run.numbers.curves:
                 continue
             series = column(run.measurements, key, points)
             if series is not None:

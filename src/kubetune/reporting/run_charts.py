@@ -56,10 +56,10 @@ def letter(number: int) -> str:
 
 
 def line_of(runs: Runs, run: int, name: str, series: Series, metric: int = 0, **look: Any) -> Line:
-    """Return a line of one run. `run` is its index, `metric` the index of the line in its chart.
+    """Return a line of one run. `run` is its index, `metric` the index of the measure in its chart.
 
-    A lone run's lines differ by colour. Each of several runs has a colour and a letter, and its lines
-    differ by their dashes. The page says once which run a letter is.
+    A lone run's measures differ by colour; training and evaluation of one have the same. Each of several runs has a colour
+    and a letter, and its lines differ by their dashes. The page says once which run a letter is.
     """
     if len(runs) == 1:
         return Line(name, series, metric, dash=metric, **look)
@@ -93,12 +93,13 @@ CURVES = (
         unit="percent",
     ),
     Curves(
-        "rewards",
-        "Rewards",
-        ("margin", "reward_chosen", "reward_rejected"),
-        "The margin is that of the chosen over the rejected.",
+        "margin",
+        "Margin",
+        ("margin",),
+        "Reward of the chosen answer over that of the rejected one.",
         smoothed=True,
     ),
+    Curves("rewards", "Rewards", ("reward_chosen", "reward_rejected"), smoothed=True),
     Curves(
         "logp",
         "Log-probabilities of answers",
@@ -288,15 +289,35 @@ def _lines_of(runs: Runs, index: int, curves: Curves, number: int) -> list[Line]
     if not curves.smoothed:
         return [line_of(runs, index, label, series, band=len(runs) == 1)]
 
-    # Training and evaluations look different, so each key takes two looks. A band would cover other lines.
-    metric = 2 * number
+    # A band would cover other lines.
     has_band = is_lone and len(runs) == 1
-    lines = [line_of(runs, index, label, series, metric, kind="smooth", band=has_band)]
-    evaluated = column(runs[index].measurements, f"eval_{key}", points_of(len(runs)))
+    lines = [line_of(runs, index, label, series, number, kind="smooth", band=has_band)]
+    key_of_evaluation = evaluated_as(runs[index], key)
+    if key_of_evaluation is None:
+        return lines
+    evaluated = column(runs[index].measurements, key_of_evaluation, points_of(len(runs)))
     if evaluated is not None:
         label = f"evaluation {_label(key)}"
-        lines.append(line_of(runs, index, label, evaluated, metric + 1, kind="points"))
+        line = line_of(runs, index, label, evaluated, number, kind="points")
+        # Of several runs, lines of training are plain and points of evaluations hollow.
+        lines.append(replace(line, dash=line.dash + 1) if len(runs) > 1 else line)
     return lines
+
+
+# What these learn from is another quantity than the loss of the data's own answers, which their evaluations measure.
+_OTHER_LOSS = ("distill", "grpo")
+
+
+def evaluated_as(run: RunRecord, key: str) -> str | None:
+    """Return the key of evaluations for what steps measure as `key`, None if none measures the same quantity."""
+    if key == "loss" and run.config.task in _OTHER_LOSS:
+        return None
+    return "eval_loss" if key == "cross_entropy" else f"eval_{key}"
+
+
+def has_own_loss(run: RunRecord) -> bool:
+    """True if the loss of a run's evaluations is on no chart of its steps."""
+    return run.config.task in _OTHER_LOSS and "cross_entropy" not in run.numbers.curves
 
 
 # The unit of one loss, by kind of record. For all other kinds it is a token.
