@@ -17,7 +17,7 @@ import pytest
 from kubetune import cli
 from kubetune.errors import ConfigError
 from kubetune.reporting import write_report
-from kubetune.reporting.differences import differences
+from kubetune.reporting.compared.differences import differences
 from kubetune.reporting.page import page_of
 from kubetune.reporting.reading import read_run
 from kubetune.reporting.series import shorten
@@ -313,14 +313,10 @@ def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(
         chart["title"]: chart for chart in Page(write_report(runs, tmp_path / "page.html")).charts
     }
     page = (tmp_path / "page.html").read_text()
-    assert page.count("Not recorded: run-0.") == 1
-    assert [line["run"] for line in charts["Evaluation scores"]["lines"]] == 3 * [1, 2, 3]
-    together = {
-        chart["title"]: chart
-        for chart in Page(write_report(runs[:2], tmp_path / "page.html")).charts
-    }["Evaluation scores"]
-    looks = [(line["colour"], line["dash"], line["mark"]) for line in together["lines"]]
-    assert looks == [(1, 0, "B"), (1, 1, "B"), (1, 2, "B")]
+    assert page.count("Not recorded: run-0.") == 3, "once a metric"
+    # One metric a chart, so that three runs are three lines.
+    for title in ("Accuracy", "F1", "Mcc"):
+        assert [line["run"] for line in charts[title]["lines"]] == [1, 2, 3]
     for chart in charts.values():
         lines = [line for line in chart["lines"] if line["kind"] != "edge"]
         assert all(
@@ -333,8 +329,8 @@ def test_what_cannot_be_compared_is_not_drawn_and_said(run_dir: Path) -> None:
     record = read_run(run_dir)
     other = replace(record, config=record.config.model_copy(update={"task": "reward_model"}))
     _, facts = page_of([record, other])
-    assert "causal_lm: " in facts["other_tasks"]
-    assert "reward_model: " in facts["other_tasks"]
+    assert "causal_lm: " in facts["cautions"][0]
+    assert "reward_model: " in facts["cautions"][0]
     assert "as the tasks differ: Loss" in facts["not_drawn"]
     chosen = {"logp_chosen": record.numbers.curves["loss"]}
     pairs = replace(
@@ -348,7 +344,7 @@ def test_what_cannot_be_compared_is_not_drawn_and_said(run_dir: Path) -> None:
     assert "loss" not in names
     assert "speed" in names, "speeds can be compared"
     _, alike = page_of([record, record])
-    assert alike["other_tasks"] == ""
+    assert not alike["cautions"]
     assert "loss" in {chart["name"] for chart in alike["charts"]}
 
 

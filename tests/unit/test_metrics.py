@@ -8,7 +8,9 @@ import math
 import signal
 import subprocess
 import sys
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +21,8 @@ from kubetune.base import jsonl
 from kubetune.config.metric_names import main_metric
 from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts
+from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
-from kubetune.rundir.exit_status import DONE, ExitStatus, write_exit_status
 from kubetune.rundir.metrics import (
     MetricsLog,
     read_events,
@@ -406,18 +408,44 @@ def test_a_list_of_runs_parses_only_the_lines_that_it_shows(
     assert len(parsed) < 30
 
 
-def test_a_list_shows_the_best_checkpoint_of_a_run_that_is_over(tmp_path: Path) -> None:
+def test_a_list_and_the_pages_say_the_numbers_of_the_checkpoint_that_a_user_gets(
+    tmp_path: Path,
+) -> None:
     run_dir = tmp_path / "run"
     write_run(run_dir, 60)
+    lowest = min(
+        filter(metrics.is_evaluation, metrics.read_metrics(run_dir)), key=itemgetter("eval_loss")
+    )
+
+    def said() -> dict[str, Any]:
+        listed = facts(run_dir)["evaluation"]
+        assert listed == read_run(run_dir).of_best, "one function for both"
+        return dict(listed)
+
+    assert said() == lowest
+    # The verdict is on a checkpoint, whatever was evaluated later.
     best = {"eval_loss": 0.125, "eval_exact_match": 0.97}
     verdict = run_dir / metrics.VERDICT
-    verdict.write_text(json.dumps({"step": 40, "best": best}))
-    newest = facts(run_dir)["evaluation"]
-    assert newest["step"] == 60
-    write_exit_status(run_dir, ExitStatus(0, DONE, 60))
-    assert facts(run_dir)["evaluation"] == {"step": 40, **best}
+    verdict.write_text(json.dumps({"step": 7, "best": best}))
+    assert said().items() >= {"step": 7, **best}.items()
     verdict.write_text("{")
-    assert facts(run_dir)["evaluation"] == newest
+    assert said() == lowest
+    # The link decides which that is; its own state says its value where no line does.
+    folder = run_dir / "checkpoints" / "step-000070"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(
+        json.dumps({"step": 70, "best_step": 70, "best_value": 0.25})
+    )
+    link = run_dir / "checkpoints" / "best"
+    link.unlink(missing_ok=True)
+    link.symlink_to("step-000070")
+    assert said() == {"step": 70, "eval_loss": 0.25}
+    with (run_dir / metrics.METRICS).open("a") as lines:
+        for step, loss in ((80, 0.5), (81, 0.75)):
+            lines.write(json.dumps({"step": step, "epoch": 1.0, "eval_loss": loss}) + "\n")
+    link.unlink()
+    link.symlink_to("step-000080")
+    assert (said()["step"], said()["eval_loss"]) == (80, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +454,11 @@ def test_a_list_shows_the_best_checkpoint_of_a_run_that_is_over(tmp_path: Path) 
         ("loss perplexity token_accuracy", "eval_loss", "eval_loss"),
         ("loss perplexity token_accuracy exact_match", "eval_loss", "eval_exact_match"),
         ("loss perplexity exact_match rouge", "eval_rouge", "eval_rouge"),
-        ("loss accuracy f1_macro precision", "eval_loss", "eval_accuracy"),
+        ("loss accuracy f1_macro precision", "eval_loss", "eval_f1_macro"),
+        ("loss accuracy f1_macro f1 precision", "eval_loss", "eval_f1"),
+        ("loss accuracy f1_macro precision", "eval_accuracy", "eval_accuracy"),
+        ("loss token_accuracy divergence", "eval_loss", "eval_divergence"),
+        ("reward exact_match", "eval_exact_match", "eval_reward"),
         ("loss accuracy f1_macro precision", "eval_f1_macro", "eval_f1_macro"),
         ("loss mae pearson spearman", None, "eval_spearman"),
         ("reward_std reward exact_match reward/graded", "eval_reward", "eval_reward"),

@@ -556,7 +556,8 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
     assert point() == ("0", "94 %", "p = 1e-28 by McNemar, at step 60")
     with client_of(tmp_path) as client:
         client.get("/", params={"token": TOKEN})
-        assert "94 %<small>exact match</small>" in client.get("/").text
+        listed = '<small class="from">0 →</small>94 %<small>exact match</small>'
+        assert listed in client.get("/").text, "as the page of the run has it"
         # One number is the same text in the point, the table of evaluations and that of the verdict.
         page = client.get("/run?dir=a").text
         assert '<span class="to">94 %</span>' in page
@@ -567,6 +568,8 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
         assert '<span class="line">0.0726</span>' in chosen
         assert client.get("/", params={"metric": "eval_moon"}).status_code == 400
     # A test of another checkpoint, or of another metric, says nothing of this one.
+    (run_dir / "checkpoints").mkdir(exist_ok=True)
+    (run_dir / "checkpoints" / "best").symlink_to("step-000060")
     (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 40, "answers": [line]}))
     assert point()[2] == "at step 60"
     other = {**line, "metric": "token_f1"}
@@ -637,7 +640,7 @@ def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
         client.get("/", params={"token": TOKEN})
 
         def compared() -> str:
-            return client.get("/compare?dir=a&dir=b").text
+            return client.get("/compare?dir=a&dir=b").text.replace("\N{NO-BREAK SPACE}", " ")
 
         judge("a", 0.9, [0.8, 0.96])
         judge("b", 0.5, [0.4, 0.6])
@@ -651,7 +654,7 @@ def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
         judge("b", 0.85, [0.7, 0.92])
         text = compared()
         assert (
-            "None is better for certain: exact match is 85 % to 90 %, and the 95 % intervals overlap."
+            "a has the highest exact match, 90 %, but that may be chance: the 95 % interval of b (85 %) overlaps."
             in text
         )
         assert 'class="best"' not in text
@@ -664,7 +667,7 @@ def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
             json.dumps({**settings, "task": "reward_model"})
         )
         text = compared()
-        assert "Not comparable" in text
+        assert "causal_lm: a; reward_model: b. Their losses and scores measure different" in text
         assert "None can be called the best: they learn different tasks." in text
         assert 'class="best"' not in text
 
@@ -748,15 +751,15 @@ def test_what_cannot_be_compared_is_said_first_and_nothing_of_it_is_best(tmp_pat
     with client_of(tmp_path) as visitor:
         visitor.get("/", params={"token": TOKEN})
         text = visitor.get("/compare?dir=a&dir=b").text
-        assert "the runs took 60 to 200 steps" in text
-        assert "the prepared data differ" in text
+        assert "Of 60 to 200 steps" in text
+        assert "The prepared data differ" in text
         assert '<option value="share" selected>' in text
         assert 'class="best"' not in text
         assert text.index('id="curves"') < text.index('id="results"')
         # Speed, time and memory say nothing of quality, so that none of them is ever best.
         (tmp_path / "b" / "data.json").write_text(json.dumps({"fingerprint": "one"}))
         text = visitor.get("/compare?dir=a&dir=b").text
-        assert "the prepared data differ" not in text
+        assert "The prepared data differ" not in text
         assert not re.search(r">(Tokens/s|Peak memory|Time in steps)<.*class=.best", text)
 
 

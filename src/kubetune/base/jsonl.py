@@ -289,11 +289,16 @@ def newest_with(
     A key that ends with `_` stands for all keys that begin so.
     """
     lines = last_lines(path, _TAIL_BYTES)
-    return {key: _newest_with(lines, key, is_good) for key in keys}
+    return {key: next(_newest_first(lines, key, is_good), None) for key in keys}
 
 
-def _newest_with(lines: Sequence[bytes], key: str, is_good: IsGood) -> Line | None:
-    """Return the last good line that has a key. Looking for its name in the bytes spares parsing most lines."""
+def newest_first(path: Path, key: str, is_good: IsGood = lambda _: True) -> Iterator[Line]:
+    """Yield the lines of `tail` that have a key, the newest first. `key` is as `newest_with` takes it."""
+    return _newest_first(last_lines(path, _TAIL_BYTES), key, is_good)
+
+
+def _newest_first(lines: Sequence[bytes], key: str, is_good: IsGood) -> Iterator[Line]:
+    """Yield the good lines that have a key. Looking for its name in the bytes spares parsing most lines."""
     is_beginning = key.endswith("_")
     quoted = f'"{key}'.encode()
     if not is_beginning:
@@ -304,8 +309,7 @@ def _newest_with(lines: Sequence[bytes], key: str, is_good: IsGood) -> Line | No
             if value is None or not is_good(value):
                 continue
             if key in value or (is_beginning and any(name.startswith(key) for name in value)):
-                return value
-    return None
+                yield value
 
 
 def sample(path: Path, count: int) -> list[Line]:

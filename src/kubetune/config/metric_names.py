@@ -73,8 +73,11 @@ EXPERT_MEASURES: Final = (
 )  # fmt: skip
 
 
-# What an evaluation is about, where it has it: reward, then answers and classes that are right, then numbers that are close.
-_ABOUT: Final = ("reward", "accuracy", "f1_macro", "f1_micro", "spearman", "pearson", "mae")
+# What an evaluation is about, where it has it: reward or divergence from a teacher, then classes and answers that are
+# right (accuracy says little where one class is rare), then numbers that are close.
+_ABOUT: Final = (
+    "reward", "divergence", "f1", "f1_macro", "f1_micro", "accuracy", "spearman", "pearson", "mae"
+)  # fmt: skip
 # Metrics that only explain others.
 _BESIDES: Final = (*LANGUAGE_METRICS, "eval_reward_std", "eval_unjudged", "eval_kl", "eval_margin")
 
@@ -91,14 +94,17 @@ def is_share(metric: str) -> bool:
     return metric.removeprefix("eval_").partition("_pass_at_")[0] in _SHARES
 
 
-def main_metric(evaluation: Mapping[str, Any], best_by: str | None = None) -> str | None:
-    """Return the metric of an evaluation that says best what its task is about; None for one without metrics.
+def main_metric(
+    evaluation: Mapping[str, Any], best_by: str | None = None, task: str | None = None
+) -> str | None:
+    """Return the metric of an evaluation that says best what its task is about; None for one without such a metric.
 
-    `best_by`: `metric_for_best_model`; its user's choice wins, unless that is the loss, which all tasks have. A metric
-    that could not be computed is None, and is passed over.
+    `best_by`: `metric_for_best_model`; its user's choice wins, unless that is the loss, which all tasks have. A run by
+    rewards is about its reward, whatever chooses its checkpoint. A metric that could not be computed is None, and is
+    passed over.
     """
     computed = [name for name, value in evaluation.items() if value is not None]
-    if best_by in computed and best_by != "eval_loss":
+    if best_by in computed and best_by != "eval_loss" and "eval_reward" not in computed:
         return best_by
     for name in _ABOUT:
         if f"eval_{name}" in computed:
@@ -107,7 +113,8 @@ def main_metric(evaluation: Mapping[str, Any], best_by: str | None = None) -> st
     for name in computed:
         if name.startswith("eval_") and name not in _BESIDES and "/" not in name:
             return name
-    return "eval_loss" if "eval_loss" in computed else None
+    # What `task: distill` learns from is no loss of the data's own answers.
+    return "eval_loss" if "eval_loss" in computed and task != "distill" else None
 
 
 def full_name(metric: Any) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from kubetune.plan.actuals import held_seconds
 from kubetune.rundir import metrics
 from kubetune.rundir.heartbeat import read_beats
 from kubetune.rundir.labels import read_labels
+from kubetune.rundir.outcome import before_training, evaluation_of_best
 from kubetune.rundir.status import progress, ranks, state_of
 
 
@@ -55,6 +55,7 @@ _UNKNOWN_IF_DAMAGED = (
     "steps",
     "loss",
     "evaluation",
+    "before",
     "saved_step",
     "metric",
     "task",
@@ -89,6 +90,13 @@ def facts(run_dir: Path) -> dict[str, Any]:
 
     labels = read_labels(run_dir)
     is_over = status["exit_status"] is not None
+    training = config.training
+    evaluation = evaluation_of_best(
+        run_dir,
+        metrics.evaluations(run_dir),
+        training.metric_for_best_model,
+        greater=training.prefers_greater,
+    )
     cost = _cost(config.compute.price_per_gpu_hour, events, is_over=is_over)
     return {
         "path": str(run_dir),
@@ -98,9 +106,10 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "step": status["step"],
         "steps": status["steps"],
         "loss": status["loss"],
-        "evaluation": (_of_best(run_dir) if is_over else None) or status["evaluation"],
+        "evaluation": evaluation,
+        "before": before_training(run_dir) if evaluation else {},
         "saved_step": status["saved_step"],
-        "metric": config.training.metric_for_best_model,
+        "metric": training.metric_for_best_model,
         "task": config.task,
         "model": model_label(config.model.path),
         "method": method_label(config.lora),
@@ -112,16 +121,6 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "state": state,
         "why": why,
     }
-
-
-def _of_best(run_dir: Path) -> dict[str, Any] | None:
-    """Return the evaluation of the best checkpoint as the run's verdict has it; None for a run without one."""
-    # Damaged, it is left out: the run's own page says so.
-    with suppress(KubetuneError):
-        verdict = metrics.read_verdict(run_dir)
-        if verdict.get("best"):
-            return {"step": verdict.get("step"), **verdict["best"]}
-    return None
 
 
 def _tags(tracking: TrackingConfig) -> list[str]:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kubetune.base.humanize import duration, number, share, short, size
-from kubetune.config.metric_names import is_greater_better
-from kubetune.reporting.look.measured import interval, measured
+from kubetune.reporting.point import measure, point
 from kubetune.reporting.reading import RunRecord
-from kubetune.reporting.verdict_lines import verdict
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.status import launched_at, ranks, state_of
-
-EVALUATION_LOSS = "Evaluation loss"
 
 
 @dataclass(frozen=True)
@@ -42,19 +37,6 @@ def status(run: RunRecord) -> tuple[str, str]:
     return run.exit_status.state, reason
 
 
-def best_evaluation(run: RunRecord) -> dict[str, Any] | None:
-    """Return the evaluation with the best value of `metric_for_best_model`, or None."""
-    name = run.config.training.metric_for_best_model
-    # The value is None if it was not finite; such an evaluation is never the best.
-    measured = [line for line in run.evaluations if isinstance(line.get(name), int | float)]
-    if not measured:
-        return None
-
-    if run.config.training.prefers_greater:
-        return max(measured, key=lambda line: line[name])
-    return min(measured, key=lambda line: line[name])
-
-
 def last_step(run: RunRecord) -> int:
     """Return the last step that anything in the run directory knows of, though its numbers may be lost."""
     steps = [run.report.get("steps") or 0, int(run.numbers.totals.last.get("step", 0))]
@@ -79,7 +61,7 @@ def damage(run: RunRecord) -> list[str]:
 
 def cards(run: RunRecord) -> list[Card]:
     """Return the cards of a run, in the order of the page."""
-    return [*_progress(run), *_best_metric(run), *_work(run), *_machine_use(run)]
+    return [*_progress(run), *_work(run), *_machine_use(run)]
 
 
 def _progress(run: RunRecord) -> list[Card]:
@@ -98,24 +80,6 @@ def _progress(run: RunRecord) -> list[Card]:
         Card("Steps", number(steps), planned, steps),
         Card("Training loss", number(loss), first_loss, loss),
     ]
-
-
-def _best_metric(run: RunRecord) -> list[Card]:
-    """Return the best value of the metric that chooses the best checkpoint, after what it was before training."""
-    best = best_evaluation(run)
-    if best is None:
-        return []
-    name = run.config.training.metric_for_best_model
-    label = name.removeprefix("eval_").replace("_", " ")
-    about = f"evaluation at step {best['step']:,}"
-    value = measured(best[name], name)
-    if name in run.base:
-        value = f"{measured(run.base[name], name)} → {value}"
-        about = f"before training → step {best['step']:,}"
-    better = 1 if run.config.training.prefers_greater else -1
-    # A run that is judged by something else has its loss in the same column.
-    title = EVALUATION_LOSS if name == "eval_loss" else f"Best {label}"
-    return [Card(title, value, about, best[name], better)]
 
 
 def work_done(run: RunRecord) -> tuple[float, int, int]:
@@ -164,33 +128,33 @@ def _machine_use(run: RunRecord) -> list[Card]:
     return [*shown, Card("Peak memory", size(peak), whose, peak)]
 
 
-def evaluation_loss(run: RunRecord) -> list[Card]:
-    """Return the loss of the last evaluation, unless the best checkpoint is chosen by it and has a card."""
-    if run.config.training.metric_for_best_model == "eval_loss":
+def measured_cards(run: RunRecord) -> list[Card]:
+    """Return a card for each metric of the checkpoint that its user gets; that which the run is about is first."""
+    about = point(run)
+    line = run.of_best
+    if line is None:
         return []
-    for line in reversed(run.evaluations):
-        loss = line.get("eval_loss")
-        if isinstance(loss, int | float):
-            return [Card(EVALUATION_LOSS, number(loss), f"at step {line['step']:,}", loss, -1)]
-    return []
-
-
-def judged_cards(run: RunRecord) -> list[Card]:
-    """Return a card for each metric of the best checkpoint's answers that has an interval."""
-    judgement = verdict(run.verdict, run.benchmarks)
-    if judgement is None:
-        return []
+    names = [about.name] if about else []
+    names += [name for name in line if name.startswith("eval_") and _says_quality(name)]
     shown = []
-    for row in judgement["rows"]:
-        if "after_interval" not in row:
-            continue
-        label = row["name"].removeprefix("eval_").replace("_", " ")
-
-        low, high = row["after_interval"]
-        about = f"95 %: {interval(row['after_interval'], row['name'])}"
-        better = 1 if is_greater_better(row["name"]) else -1
-        shown.append(
-            Card(label, measured(row["best"], row["name"]), about, row["best"], better, (low, high))
-        )
-
+    for name in dict.fromkeys(names):
+        value = measure(run, line, name)
+        if value is not None:
+            shown.append(
+                Card(
+                    value.label,
+                    value.texts[1],
+                    value.interval_text,
+                    value.after,
+                    value.better,
+                    value.interval,
+                )
+            )
     return shown
+
+
+def _says_quality(name: str) -> bool:
+    """True for metrics that say how good a checkpoint is, not what it is made of: sources, functions, sides of a pair."""
+    return "/" not in name and not name.endswith(
+        ("perplexity", "_std", "_unjudged", "_chosen", "_rejected", "_kl")
+    )

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, share, short
-from kubetune.config.metric_names import full_name, is_greater_better, is_share, main_metric
+from kubetune.config.metric_names import full_name, is_greater_better, is_share
 from kubetune.reporting import cards
 from kubetune.reporting.chart import Chart, Line
-from kubetune.reporting.look.measured import interval, measured
+from kubetune.reporting.point import before_and_after, label_of, measure, point, sureness
 from kubetune.reporting.reading import POINTS, RunRecord
 from kubetune.reporting.run_charts import column
 from kubetune.reporting.series import Series
-from kubetune.rundir import metrics
-from kubetune.rundir.intervals import wilson
 
-# p-values below this are told as certain; beyond it, the difference may be chance.
-_CERTAIN = 0.05
 # What stands beside the point, where an evaluation has it.
 _BESIDE = ("reward_std", "reward", "exact_match", "margin", "f1_macro", "accuracy", "loss")
 _MOST_BESIDE = 2
-# What a task is about, where main_metric would name something else first.
-_OF_TASK = {
-    "sequence_classification": ("eval_f1", "eval_f1_macro", "eval_f1_micro"),
-    "distill": ("eval_divergence",),
-    "grpo": ("eval_reward",),
-}
-# What people call a metric whose name says too little.
-_LABELS = {"reward_std": "spread of rewards", "divergence": "divergence from the teacher"}
 # Measures of steps that a run without evaluations is about.
 _OF_STEPS = ("reward", "divergence", "accuracy", "loss")
 _BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
 
 # Charts of a task besides its point, by the beginnings of their names. Others are folded.
 _CHARTS = {
-    "preference": ("accuracy", "rewards", "loss", "logp"),
-    "reward_model": ("accuracy", "rewards", "loss", "logp"),
-    "distill": ("divergence", "agreement", "loss", "length"),
-    "grpo": ("reward", "functions", "groups", "length"),
+    "preference": ("accuracy", "margin", "rewards", "loss", "logp"),
+    "reward_model": ("accuracy", "margin", "rewards", "loss", "scores", "score-"),
+    "distill": ("divergence", "agreement", "cross-entropy", "scores", "score-", "length"),
+    "grpo": ("reward", "functions", "groups", "length", "scores", "score-"),
+    "sequence_classification": ("accuracy", "loss", "scores", "score-"),
 }
 _OTHERWISE = ("loss", "scores", "score-", "sources", "rate", "norm")
 MOST_CHARTS = 4
@@ -64,50 +52,31 @@ class Hero:
     beside: Sequence[Value]
     curve: Chart | None
     example: Mapping[str, str] | None = None  # asked, before, after: of an answer that got better
+    scale: Mapping[str, int] | None = None  # where a share lies between 0 and 100
 
 
 def hero(run: RunRecord) -> Hero | None:
     """Return the point of a run, or None if it has neither an evaluation nor a step."""
-    line = cards.best_evaluation(run) or (run.evaluations[-1] if run.evaluations else None)
-    if line is None and run.base:
-        line = run.measurements[0]
-    name = _point_of(run, line) if line is not None else None
-    # Distillation is about its divergence, which steps measure; the loss of an evaluation is another measure.
-    is_beside_the_point = run.config.task == "distill" and name == "eval_loss"
-    if line is None or name is None or line.get(name) is None or is_beside_the_point:
+    shown = point(run)
+    if shown is None:
         return _of_steps(run)
-
-    before = run.base.get(name) if line["step"] else None
-    is_worse = False
-    if before is not None:
-        is_worse = line[name] < before if is_greater_better(name) else line[name] > before
     beside: list[Value] = []
-    for measure in _BESIDE:
-        key = f"eval_{measure}"
-        if key != name and metrics.is_number(line.get(key)) and len(beside) < _MOST_BESIDE:
-            beside.append(_value(key, run.base.get(key) if line["step"] else None, line[key]))
-    value = _value(name, before, line[name])
-    if run.config.task == "reward_model" and name == "eval_accuracy":
-        value = replace(value, label="agreement with the preferred answers")
+    for measure_beside in _BESIDE:
+        other = measure(run, run.of_best or run.base, f"eval_{measure_beside}")
+        if other and other.name != shown.name and len(beside) < _MOST_BESIDE:
+            beside.append(Value(other.label, *other.texts))
+    label = shown.label
+    if run.config.task == "reward_model" and shown.name == "eval_accuracy":
+        label = "agreement with the preferred answers"
     return Hero(
-        value,
-        _sureness(run, name, line["step"]),
-        is_worse,
+        Value(label, *shown.texts),
+        sureness(run, shown),
+        shown.is_worse,
         beside,
-        _curve(run, name),
-        _example(run, name),
+        curve(run, shown.name),
+        _example(run, shown.name),
+        shown.on_scale,
     )
-
-
-def _point_of(run: RunRecord, line: Mapping[str, Any]) -> str | None:
-    """Return the metric that a run is about: its user's choice, that of its task, or what the evaluation has."""
-    best_by = run.config.training.metric_for_best_model
-    # A run by rewards is about its reward, whatever chooses its checkpoint.
-    if best_by == "eval_loss" or run.config.task == "grpo":
-        for name in _OF_TASK.get(run.config.task, ()):
-            if metrics.is_number(line.get(name)):
-                return name
-    return main_metric(line, best_by)
 
 
 def _of_steps(run: RunRecord) -> Hero | None:
@@ -129,12 +98,10 @@ def _of_steps(run: RunRecord) -> Hero | None:
             if ends is not None:
                 beside.append(_value(other, *ends))
         # What was held out says something else of the same model.
-        held_out = run.evaluations[-1].get("eval_token_accuracy") if run.evaluations else None
-        if isinstance(held_out, int | float):
-            first_held_out = run.base.get("eval_token_accuracy")
-            value_held_out = _value("eval_token_accuracy", first_held_out, held_out)
-            beside.append(replace(value_held_out, label="held-out token accuracy"))
-        return Hero(replace(value, label=label), sure, is_worse, beside, _curve(run, key))
+        held_out = measure(run, run.of_best or {}, "eval_token_accuracy")
+        if held_out is not None:
+            beside.append(Value("held-out token accuracy", *held_out.texts))
+        return Hero(replace(value, label=label), sure, is_worse, beside, curve(run, key))
     return None
 
 
@@ -152,79 +119,25 @@ def _ends(run: RunRecord, key: str) -> tuple[float | None, float] | None:
 
 
 def _value(name: str, before: float | None, after: float) -> Value:
-    """Return a metric's number as the page writes it, such as 0 → 92 %."""
-    text = measured(after, name)
-    # The sign once is enough.
-    earlier = "" if before is None else measured(before, name)
-    if text.endswith("%"):
-        earlier = earlier.removesuffix(" %")
-    return Value(_label(name), earlier, text)
+    """Return a measure's number as the page writes it, such as 0 → 92 %."""
+    return Value(label_of(name), *before_and_after(name, before, after))
 
 
-def _label(name: str) -> str:
-    """Return what people call a metric: "exact match" for eval_exact_match."""
-    key = name.removeprefix("eval_")
-    return _LABELS.get(key, key.replace("_", " ").replace("f1", "F1"))
-
-
-def _sureness(run: RunRecord, name: str, step: int) -> str:
-    """Return whether the difference may be chance, by the test of the same checkpoint, and where it was measured."""
-    where = "before training" if not step else f"at step {step:,}"
-    if run.verdict.get("step") == step:
-        for line in run.verdict.get("answers") or ():
-            if full_name(line["metric"]) == name and metrics.is_number(line.get("p_value")):
-                return f"{_test(line)}, {where}"
-    where = _interval(run, name, step) + where
-    if name in run.base or not step:
-        return where
-    return f"{where}; the model before training was not evaluated"
-
-
-def _interval(run: RunRecord, name: str, step: int) -> str:
-    """Return the 95 % interval of a share of held-out rows, "" if there is none.
-
-    "95 %: 92.6–100 % of 48 held-out pairs, ". Of F1, which is no share of rows, the interval of the accuracy.
-    """
-    of_what = ""
-    if name.startswith("eval_f1"):
-        name = "eval_accuracy"
-        of_what = "accuracy "
-    rows = run.plan.eval_rows if run.plan else None
-    parts = [line.get(name) for line in run.measurements if line["step"] == step]
-    part = parts[-1] if parts else None
-    if name != "eval_accuracy" or not rows or not isinstance(part, int | float):
-        return ""
-    ends = interval(wilson(part, rows), name)
-    unit = "row" if run.config.task == "sequence_classification" else "pair"
-    return f"{of_what}95 %: {ends} of {counted(rows, f'held-out {unit}')}, "
-
-
-def _test(line: Mapping[str, Any]) -> str:
-    """Return a test of significance in words."""
-    chance = "" if line["p_value"] < _CERTAIN else "may be chance: "
-    text = f"{chance}p = {line['p_value']:.2g}"
-    if line.get("test"):
-        text += f" by {line['test']}"
-    if line.get("rows"):
-        text += f" on {counted(line['rows'], 'held-out row')}"
-    return text
-
-
-def _curve(run: RunRecord, name: str) -> Chart | None:
+def curve(run: RunRecord, name: str) -> Chart | None:
     """Return the curve of a metric from step 0; None if it has a single point."""
     key = name.removeprefix("eval_")
     lines = []
     trained = run.numbers.curves.get(key)
     if trained is not None:
-        lines.append(Line(f"training {_label(key)}", trained, 0, kind="smooth", band=False))
+        lines.append(Line(f"training {label_of(key)}", trained, 0, kind="smooth", band=False))
     evaluated = column(run.measurements, f"eval_{key}", POINTS)
     if evaluated is not None:
-        colour = len(lines)
-        lines.append(Line(f"evaluation {_label(key)}", evaluated, colour, kind="points"))
+        lines.append(Line(f"evaluation {label_of(key)}", evaluated, kind="points"))
     if not lines or max(_points(line.series) for line in lines) < 2:
         return None
     unit = "percent" if is_share(key) else "fixed"
-    return Chart(key, _label(name), unit, lines, axis=_label(name))
+    title = label_of(name)[0].upper() + label_of(name)[1:]
+    return Chart(key, title, unit, lines, axis=title)
 
 
 def _points(series: Series) -> int:

@@ -14,9 +14,10 @@ from kubetune.base.files import write_atomic
 from kubetune.base.humanize import counted, number, share, size
 from kubetune.base.logs import scrub
 from kubetune.reporting.chart import Chart, Line
-from kubetune.reporting.comparison import comparison_facts
+from kubetune.reporting.compared.charts import compared_charts, without_comparison
+from kubetune.reporting.compared.comparison import comparison_facts
 from kubetune.reporting.evaluation_charts import evaluation_charts
-from kubetune.reporting.hero import MOST_CHARTS, in_order
+from kubetune.reporting.hero import MOST_CHARTS, Hero, hero, in_order
 from kubetune.reporting.reading import Incident, RunRecord, read_run
 from kubetune.reporting.rendering import render
 from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_charts, points_of
@@ -49,37 +50,46 @@ def write_report(
 
 def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     """Return the template of the page of these runs, and its facts."""
-    charts = charts_of(runs)
-    not_drawn = ""
     if len(runs) > 1:
-        charts, not_drawn = _comparable(charts, runs)
-        drawn, hidden, why = _without_comparison(charts)
-        count = len(drawn)
+        charts, own, not_drawn = compared_charts(charts_of(runs), runs)
+        drawn, hidden, why = without_comparison(charts)
+        first = own or drawn[:MOST_CHARTS]
+        more = drawn if own else drawn[MOST_CHARTS:]
+        count = len(first)
+        end = count + len(more)
+        what = counted(len(more), "chart") + " of schedule, speed and memory"
+        if not own:
+            what = counted(len(more), "more chart")
         return "compare.html", {
             "not_drawn": not_drawn,
-            **_drawn([*drawn, *hidden], runs),
+            **_drawn([*first, *more, *hidden], runs),
             **comparison_facts(runs),
-            "folded_from": min(MOST_CHARTS, count),
+            "folded_from": count,
             # The first chart of each fold, where it ends, and what it says of itself.
-            "folds": [
-                (MOST_CHARTS, count, counted(count - MOST_CHARTS, "more chart")),
-                (count, count + len(hidden), why),
-            ],
+            "folds": [(count, end, what), (end, end + len(hidden), why)],
         }
 
     facts = run_facts(runs[0])
-    point = facts["hero"].curve if facts["hero"] else None
-    if point is not None:
-        # The task's own chart of this measure shows more: single steps around the smoothed line, and their band.
-        of_measure = [chart for chart in charts if chart.name == point.name]
-        point = of_measure[0] if of_measure else replace(point, markers=markers(runs[0].incidents))
-    charts, single = in_order(charts, runs[0].config.task, point)
+    charts, single, first_chart = _charts_of_one(runs[0], facts["hero"])
     shown = {
         "single": [_single_value(chart) for chart in single],
-        "first_chart": int(point is not None),
-        "folded_from": int(point is not None) + MOST_CHARTS,
+        "first_chart": first_chart,
+        "folded_from": first_chart + MOST_CHARTS,
     }
     return "run.html", {**_drawn(charts, runs), **facts, **shown}
+
+
+def _charts_of_one(run: RunRecord, of_run: Hero | None) -> tuple[list[Chart], list[Chart], int]:
+    """Return the charts of a lone run, that of its point first, those of a single value, and 1 if it has a point."""
+    charts = charts_of([run])
+    curve = of_run.curve if of_run else None
+    if curve is not None:
+        # The task's own chart of this measure shows more: single steps around the smoothed line, and their band.
+        of_measure = [chart for chart in charts if chart.name == curve.name]
+        curve = of_measure[0] if of_measure else replace(curve, markers=markers(run.incidents))
+        charts = charts_of([run], apart=f"eval_{curve.name}")
+    ordered, single = in_order(charts, run.config.task, curve)
+    return ordered, single, int(curve is not None)
 
 
 def _single_value(chart: Chart) -> dict[str, str]:
@@ -104,12 +114,12 @@ def _writer(chart: Chart) -> Writer:
 
 def curves_of(runs: Sequence[RunRecord], most: int) -> dict[str, Any]:
     """Return the first charts of these runs, at most so many, for a template that shows nothing else."""
-    charts = charts_of(runs)
     if len(runs) > 1:
-        charts, _ = _comparable(charts, runs)
+        shared, own, _ = compared_charts(charts_of(runs), runs)
+        charts = own or shared[:most]
     else:
-        charts, _ = in_order(charts, runs[0].config.task, None)
-    return {**_drawn(charts[:most], runs), "count": len(runs)}
+        charts = _charts_of_one(runs[0], hero(runs[0]))[0][:most]
+    return {**_drawn(charts, runs), "count": len(runs)}
 
 
 def _drawn(charts: Sequence[Chart], runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -134,14 +144,14 @@ def _drawn(charts: Sequence[Chart], runs: Sequence[RunRecord]) -> dict[str, Any]
     }
 
 
-def charts_of(runs: Runs) -> list[Chart]:
-    """Return the charts of one run, or of several laid over each other."""
+def charts_of(runs: Runs, apart: str = "") -> list[Chart]:
+    """Return the charts of one run, or of several laid over each other. `apart`: a metric that is shown elsewhere."""
     # Lines of several runs would not say to which run they belong.
     vertical_lines = []
     if len(runs) == 1:
         vertical_lines = markers(runs[0].incidents)
     charts = []
-    for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)):
+    for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs, apart)):
         about = _with_missing_runs(chart, runs)
         lines = _named_by_run(chart.lines, runs)
         charts.append(replace(chart, lines=lines, about=about, markers=vertical_lines))
@@ -155,62 +165,6 @@ def _named_by_run(lines: Sequence[Line], runs: Runs) -> Sequence[Line]:
         return lines
     names = labels(runs)
     return [replace(line, label=f"{line.mark} {names[line.run]}") for line in lines]
-
-
-# Charts that say how well a run learns, beginnings of their names: the first of these is next to the loss.
-_OF_LEARNING = ("scores", "score-", "accuracy", "rewards", "reward", "sources")
-
-
-def _comparable(charts: list[Chart], runs: Runs) -> tuple[list[Chart], str]:
-    """Return the charts that compare runs, and a sentence on those that are left out."""
-    same_task = len({run.config.task for run in runs}) == 1
-    kept = []
-    other_tasks = []
-    dots = []
-    for chart in charts:
-        of_learning = chart.name.startswith(("loss", "logp", *_OF_LEARNING))
-        if of_learning and not same_task:
-            other_tasks.append(chart.title)
-        # Points of one evaluation each make no curve; the table of results has them.
-        elif chart.name != "loss" and max(len(line.series.steps) for line in chart.lines) < 2:
-            dots.append(chart.title)
-        else:
-            kept.append(chart)
-    task = runs[0].config.task if same_task else ""
-    kept, _ = in_order(kept, task, None)
-    sentences = []
-    if other_tasks:
-        sentences.append(f"Not drawn, as the tasks differ: {', '.join(other_tasks)}.")
-    if dots:
-        sentences.append(f"Not drawn, as each run has one value: {', '.join(dots)}.")
-    return kept, " ".join(sentences)
-
-
-_MOST_TITLES = 3  # that a line on hidden charts names
-
-
-def _without_comparison(charts: Sequence[Chart]) -> tuple[list[Chart], list[Chart], str]:
-    """Return the charts in which runs differ, those that are of one run or the same in all, and a line on the latter."""
-    drawn = []
-    alone = []
-    alike = []
-    for chart in charts:
-        shown = {(line.run, line.dash): line.series for line in chart.lines}
-        first = chart.lines[0].run
-        if all(line.run == first for line in chart.lines):
-            alone.append(chart)
-        elif all(series == shown.get((first, dash)) for (_, dash), series in shown.items()):
-            alike.append(chart)
-        else:
-            drawn.append(chart)
-    parts = []
-    for part, what in ((alike, "the same in all"), (alone, "of one run only")):
-        if part:
-            titles = ", ".join(chart.title for chart in part[:_MOST_TITLES])
-            parts.append(
-                f"{len(part)} {what} ({titles}{', …' if len(part) > _MOST_TITLES else ''})"
-            )
-    return drawn, [*alike, *alone], f"Hidden charts: {'; '.join(parts)}"
 
 
 def _with_missing_runs(chart: Chart, runs: Runs) -> str:

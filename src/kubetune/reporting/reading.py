@@ -23,9 +23,10 @@ from kubetune.plan.plan import Plan
 from kubetune.reporting.expert_load import ExpertLoad, expert_load
 from kubetune.reporting.numbers import NumbersReader, RunNumbers, read_numbers
 from kubetune.rundir import heartbeat, metrics, shapes
-from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
+from kubetune.rundir.checkpoints import MANIFEST, folder_of, linked, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_end, read_exit_status
 from kubetune.rundir.labels import NO_LABELS, Labels, read_labels
+from kubetune.rundir.outcome import evaluation_of_best, numbers_of
 from kubetune.rundir.report import read_report
 from kubetune.rundir.totals import nothing_learnt_line, runaway_line
 
@@ -77,6 +78,7 @@ class RunRecord:
     incidents: Sequence[Incident]
     exit_status: ExitStatus | None
     base: Mapping[str, Any] = field(default_factory=dict)  # metrics of the model before training
+    of_best: Mapping[str, Any] | None = None  # the evaluation of the checkpoint that its user gets
     labels: Labels = NO_LABELS  # name, note and tags that a user gave it
     ended: str | None = None  # when it ended, None if nothing recorded that
     damage: Sequence[str] = ()  # what is lost or damaged, and so not shown
@@ -158,7 +160,13 @@ def read_run(
         checkpoints=files.checkpoints(),
         incidents=_incidents(events, files.object(heartbeat.HANG)) + _went_wrong(report),
         exit_status=read_exit_status(run_dir),
-        base=_metrics_in(files.object(metrics.BASE)),
+        base=numbers_of(files.object(metrics.BASE)),
+        of_best=evaluation_of_best(
+            run_dir,
+            reversed(numbers.evaluations),
+            config.training.metric_for_best_model,
+            greater=config.training.prefers_greater,
+        ),
         ended=read_end(run_dir),
         labels=read_labels(run_dir),
         load=_without_repeated_steps(files.lines(metrics.LOAD)),
@@ -218,11 +226,9 @@ class _Files:
     def checkpoints(self) -> list[Checkpoint]:
         """Return the committed checkpoints."""
         # `best` and `last` are links to the folders of steps, and may lead to the same one.
-        root = self._run_dir / "checkpoints"
-        links: dict[str, list[str]] = {}
+        links: dict[int | None, list[str]] = {}
         for name in ("best", "last"):
-            if (root / name).is_symlink():
-                links.setdefault((root / name).resolve().name, []).append(name)
+            links.setdefault(linked(self._run_dir, name), []).append(name)
 
         checkpoints = []
         for step in steps(self._run_dir):
@@ -232,20 +238,12 @@ class _Files:
             if problem is None:
                 files = read_object(folder / MANIFEST)["files"].values()
                 size = sum(file["bytes"] for file in files)
-                checkpoints.append(Checkpoint(step, size, tuple(links.get(folder.name, ()))))
+                checkpoints.append(Checkpoint(step, size, tuple(links.get(step, ()))))
             # A folder without a manifest was never committed: it is no damage.
             elif (folder / MANIFEST).exists():
                 self.damage.append(f"checkpoint {folder.name} {problem}")
 
         return checkpoints
-
-
-def _metrics_in(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics in base_evaluation.json, which a received run may have in any shape."""
-    values = base.get("metrics")
-    if not isinstance(values, dict):
-        return {}
-    return {name: value for name, value in values.items() if metrics.is_number(value)}
 
 
 def _without_repeated_steps(samples: Lines) -> Lines:

@@ -32,7 +32,7 @@ Row = tuple[str, str, str, float | None, str]
 def run_facts(run: RunRecord) -> dict[str, Any]:
     """Return what the template `run.html` needs, but for the charts."""
     state, reason = cards.status(run)
-    best = cards.best_evaluation(run)
+    best = run.of_best
     method = run.plan.method if run.plan else "fine-tuning"
 
     began = None
@@ -116,12 +116,12 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
 
     shown = lines
     if len(lines) > MOST_EVALUATIONS:
-        best = cards.best_evaluation(run)
+        best = run.of_best["step"] if run.of_best else None
         # With 60 evaluations, every third is shown.
         every = math.ceil(len(lines) / MOST_EVALUATIONS)
         shown = []
         for index, line in enumerate(lines):
-            if index % every == 0 or line is best or line is lines[-1]:
+            if index % every == 0 or line["step"] == best or line is lines[-1]:
                 shown.append(line)
 
     keys = metric_keys(lines)

@@ -164,6 +164,13 @@ def steps(run_dir: Path) -> list[int]:
     return sorted(int(m.group(1)) for name in names if (m := STEP_FOLDER.fullmatch(name)))
 
 
+def linked(run_dir: Path, name: str) -> int | None:
+    """Return the step of the checkpoint that the link `best` or `last` leads to, None if there is no such link."""
+    path = run_dir / "checkpoints" / name
+    found = STEP_FOLDER.fullmatch(path.resolve().name) if path.is_symlink() else None
+    return int(found.group(1)) if found else None
+
+
 def newest_step(run_dir: Path) -> int:
     """Return the step from which the next start goes on, 0 for a start from the beginning.
 

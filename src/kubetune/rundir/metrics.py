@@ -174,6 +174,11 @@ def newest_with(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Any] | N
     return jsonl.newest_with(path, keys, _LINE_CHECKS.get(path.name, _is_anything))
 
 
+def evaluations(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the evaluations near the end of metrics.jsonl, the newest first."""
+    return jsonl.newest_first(run_dir / METRICS, OF_EVALUATION, _LINE_CHECKS[METRICS])
+
+
 def is_evaluation(line: Mapping[str, Any]) -> bool:
     """True for a line of metrics.jsonl that is an evaluation, whatever the task measures in one."""
     # Nearly all lines of evaluations have a loss, so that the others are looked through only where it is missing.

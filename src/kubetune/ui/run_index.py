@@ -35,7 +35,7 @@ Signature = tuple[tuple[int, int, int], ...]
 # The files of a run that pages are made of.
 _FILES = (
     RESOLVED, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, metrics.LOAD, metrics.VERDICT, metrics.EVALUATION,
-    metrics.REPORT, metrics.PLAN, exit_status.EXIT, "checkpoints", metrics.ANSWERS, metrics.BEFORE_AFTER,
+    metrics.BASE, metrics.REPORT, metrics.PLAN, exit_status.EXIT, "checkpoints", metrics.ANSWERS, metrics.BEFORE_AFTER,
     metrics.BENCHMARKS, metrics.DATA, heartbeat.HANG, LABELS,
 )  # fmt: skip
 _MOST_KEPT = 24  # records in memory
@@ -96,7 +96,9 @@ class Records:
                 of_run = facts(run_dir)
                 run = {
                     **of_run,
-                    "main": main_metric(of_run["evaluation"] or {}, of_run["metric"]),
+                    "main": main_metric(
+                        of_run["evaluation"] or {}, of_run["metric"], of_run["task"]
+                    ),
                     "dir": self.name_of(run_dir),
                     "spark": spark(run_dir),
                 }

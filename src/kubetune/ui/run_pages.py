@@ -282,7 +282,7 @@ def compare(request: Request) -> Response:
     site = site_of(request)
     # Named by the address, so that a comparison can be kept as a link.
     run_dirs = runs_of(request)
-    if len(run_dirs) < 2:
+    if len(run_dirs) < 2 or "choose" in request.query_params:
         chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]
         facts = {
             "title": "Compare",

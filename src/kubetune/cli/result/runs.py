@@ -222,7 +222,7 @@ def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
         run_facts["state"],
         step,
         loss,
-        _evaluation(run_facts["evaluation"] or {}, run_facts["metric"]),
+        _evaluation(run_facts),
         _task(run_facts["task"] or ""),
         run_facts["model"] or "",
         run_facts["method"] or "",
@@ -238,9 +238,10 @@ def _task(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _evaluation(evaluation: dict[str, Any], best_by: str | None) -> str:
+def _evaluation(run_facts: dict[str, Any]) -> str:
     """Return the metric that the run is about, by its name, as two runs may have different ones."""
-    name = main_metric(evaluation, best_by)
+    evaluation = run_facts["evaluation"] or {}
+    name = main_metric(evaluation, run_facts["metric"], run_facts["task"])
     if name is None:
         return ""
     return f"{name.removeprefix('eval_')} {evaluation[name]:.4g}"

@@ -70,11 +70,11 @@ class EpochLog:
         self._evaluation = (0, "")
 
     def _note_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Keep what an evaluation says of the epoch: the metric that its task is about, and F1 of classes."""
+        """Keep what an evaluation says of the epoch: the metric of its task; accuracy and F1 beside each other."""
         texts = []
+        about = main_metric(values, self._best_by) or ""
         # Accuracy says little where one class is rare.
-        names = dict.fromkeys((main_metric(values, self._best_by) or "", "eval_f1_macro"))
-        for name in names:
+        for name in (about, "eval_f1_macro" if about == "eval_accuracy" else "eval_accuracy"):
             if name in values:
                 texts.append(f"{name} {values[name]:.4f}")
         if texts:

@@ -110,7 +110,7 @@ class RunTable:
         if not by_reward and loss is not None:
             row["loss"] = f"{loss:.4f}"
 
-        names = [main_metric(evaluation, self._best_by) or "", "eval_f1_macro", "eval_margin"]
+        names = [main_metric(evaluation, self._best_by) or "", "eval_accuracy", "eval_margin"]
         names.insert(0, "eval_reward" if by_reward else "eval_loss")
         for name in dict.fromkeys(names):
             if metrics.is_number(evaluation.get(name)):

@@ -8,7 +8,8 @@ from typing import Any
 
 from kubetune.config.resolved import resolved
 from kubetune.reporting import cards
-from kubetune.reporting.differences import differences
+from kubetune.reporting.compared.differences import differences
+from kubetune.reporting.point import point, sureness
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.run_charts import labels, letter
 from kubetune.reporting.run_page import MOST_ANSWERS, sentence
@@ -25,6 +26,7 @@ class Row:
     values: Sequence[cards.Card | None]  # of each run
     best: int | None = None  # index of the run that is better than all others
     remark: str = ""  # why none is
+    is_judged: bool = False  # True of the measure by which runs are told better or worse
 
     @property
     def better(self) -> int:
@@ -46,8 +48,6 @@ class Row:
 def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Return what the template `compare.html` needs, but for the charts."""
     names = labels(runs)
-
-    cards_of_runs, headings = _cards_of(runs)
     damage = []
     for name, run in zip(names, runs, strict=True):
         for problem in cards.damage(run):
@@ -56,65 +56,59 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     cautions = _cautions(runs, names)
     # Values are better than others only if they measure the same thing on the same rows.
     obstacle = _obstacle(cautions)
-    rows = _rows(cards_of_runs, headings, are_comparable=not obstacle)
+    rows = _rows([cards.measured_cards(run) for run in runs], are_comparable=not obstacle)
     shown, alike = _differing(rows)
+    work, alike_work = _differing(_rows([cards.cards(run) for run in runs], are_comparable=False))
     sentences = {sentence(run) for run in runs}
 
     different, common = differences([resolved(run.config) for run in runs])
     of_tasks = [row for row in different if cautions["tasks"] and _is_of_task(row[0])]
+    settings = [row for row in different if row not in of_tasks]
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
+    told = [] if obstacle else settings[:_MOST_TOLD]
     return {
         "title": " · ".join(names),
-        "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
+        "runs": [_run(index, name, runs[index], told) for index, name in enumerate(names)],
         "sentence": sentences.pop() if len(sentences) == 1 else "",
-        "verdict": _in_words(rows, names, obstacle),
+        # No line breaks before a sign.
+        "verdict": _in_words(rows, names, obstacle).replace(" %", "\u00a0%"),
         "results": shown,
         "alike": alike,
-        "settings": [row for row in different if row not in of_tasks],
+        "work": work,
+        "alike_work": alike_work,
+        "settings": settings,
+        "are_settings_folded": len(settings) > _MOST_OPEN,
         "of_tasks": of_tasks,
         "common": common,
         "packages": packages,
         "same_data": _same_data(runs, names)[1],
         "damage": damage,
         "answers": _answers(runs),
-        "cautions": [text for text in cautions.values() if text],
-        "other_tasks": cautions["tasks"],
+        "cautions": [cautions[name] for name in ("tasks", "data") if cautions[name]],
+        "lengths": cautions["lengths"],
         "first_axis": "share" if cautions["lengths"] else "step",
     }
 
 
-def _cards_of(runs: Sequence[RunRecord]) -> tuple[list[dict[str, cards.Card]], list[str]]:
-    """Return the cards of each run by their labels, and all labels: not every run has each card."""
-    cards_of_runs = []
-    headings: dict[str, None] = {}
-    for run in runs:
-        shown = [*cards.cards(run), *cards.evaluation_loss(run)]
-        by_label = {card.label: card for card in shown}
-        for card in cards.judged_cards(run):
-            # The same checkpoint's, with an interval.
-            by_label.pop(f"Best {card.label}", None)
-            by_label[card.label] = card
-        cards_of_runs.append(by_label)
-        headings |= dict.fromkeys(by_label)
-    return cards_of_runs, list(headings)
+# Settings that a line of a run tells, and those that the table of differences shows unasked.
+_MOST_TOLD = 4
+_MOST_OPEN = 8
 
 
-def _rows(
-    cards_of_runs: Sequence[Mapping[str, cards.Card]],
-    headings: Sequence[str],
-    *,
-    are_comparable: bool,
-) -> list[Row]:
-    """Return a row for each label: measures of quality first, of these the ones with an interval."""
-    rows = []
+def _rows(cards_of_runs: Sequence[Sequence[cards.Card]], *, are_comparable: bool) -> list[Row]:
+    """Return a row for each label, in the order in which they come: not every run has each card."""
+    by_label = [{card.label: card for card in of_run} for of_run in cards_of_runs]
+    headings: dict[str, None] = {}  # an ordered set
+    for of_run in by_label:
+        headings |= dict.fromkeys(of_run)
+    rows: list[Row] = []
     for label in headings:
-        of_row = [by_label.get(label) for by_label in cards_of_runs]
-        if are_comparable:
-            best, remark = _best(of_row)
-            rows.append(Row(label, of_row, best, remark))
-        else:
-            rows.append(Row(label, of_row))
-    return sorted(rows, key=lambda row: (not row.better, not row.has_intervals))
+        values = [of_run.get(label) for of_run in by_label]
+        # A measure beside the one that runs are judged by would praise another run for as little as chance gives.
+        is_judged = are_comparable and None not in values and not any(row.is_judged for row in rows)
+        best, remark = _best(values) if is_judged else (None, "")
+        rows.append(Row(label, values, best, remark, is_judged))
+    return rows
 
 
 def _differing(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[str, str]]]:
@@ -149,9 +143,7 @@ def _best(of_row: Sequence[cards.Card | None]) -> tuple[int | None, str]:
         for other in ranked[1:]:
             if first.interval is None or other.interval is None:
                 return None, "not all have an interval"
-            low, high = first.interval
-            other_low, other_high = other.interval
-            if low <= other_high and other_low <= high:
+            if _overlap(first, other):
                 return None, "the 95 % intervals overlap"
     return measured.index(first), ""
 
@@ -169,22 +161,42 @@ def _in_words(rows: Sequence[Row], names: Sequence[str], obstacle: str) -> str:
     """Return in a sentence which run is the best, or why none is."""
     if obstacle:
         return f"None can be called the best: {obstacle}."
-    judged = [row for row in rows if row.better and None not in row.values]
+    judged = [row for row in rows if row.is_judged]
     if not judged:
         return "None can be called the best: no evaluation is recorded in all of them."
     row = judged[0]
     measured = [card for card in row.values if card is not None]
-    label = row.label[0].lower() + row.label[1:]
     if len({card.value for card in measured}) == 1:
-        return f"All are equally good: {label} {measured[0].value}."
-    if row.best is None:
-        why = row.remark or "the best two are equal"
-        return f"None is better for certain: {label} is {_spread(measured)}, and {why}."
-    others = [card for index, card in enumerate(measured) if index != row.best]
+        return f"All are equally good: {row.label} {measured[0].value}."
+    ranked = sorted(
+        zip(measured, names, strict=True), key=lambda pair: row.better * (pair[0].order or 0)
+    )
+    first, name = ranked.pop()
     best = "highest" if row.better > 0 else "lowest"
+    leads = f"{name} has the {best} {row.label}, {first.value}"
+    if row.best is None:
+        return f"{leads}, but that may be chance: {_doubt(first, ranked)}."
     certain = "; its 95 % interval is apart from the others" if row.has_intervals else ""
-    value = measured[row.best].value
-    return f"{names[row.best]} has the {best} {label}, {value} against {_spread(others)}{certain}."
+    return f"{leads} against {_spread([card for card, _ in ranked])}{certain}."
+
+
+def _doubt(first: cards.Card, others: Sequence[tuple[cards.Card, str]]) -> str:
+    """Return the runs that may be as good as the first, and those that are not."""
+    if first.interval is None or any(card.interval is None for card, _ in others):
+        return "the best two are equal, or not all have an interval"
+    near = [f"{name} ({card.value})" for card, name in others[::-1] if _overlap(first, card)]
+    far = [f"{name} ({card.value})" for card, name in others[::-1] if not _overlap(first, card)]
+    text = f"the 95 % interval of {' and '.join(near)} overlaps"
+    if far:
+        text += f". {' and '.join(far)} {'is' if len(far) == 1 else 'are'} behind for certain"
+    return text
+
+
+def _overlap(one: cards.Card, other: cards.Card) -> bool:
+    """True if a difference of both may be chance."""
+    if one.interval is None or other.interval is None:
+        return True
+    return one.interval[0] <= other.interval[1] and other.interval[0] <= one.interval[1]
 
 
 def _spread(measured: Sequence[cards.Card]) -> str:
@@ -213,17 +225,22 @@ def _cautions(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, str]
     longest = max(lengths)
     text = ""
     if longest > _OTHER_LENGTH * max(1, shortest):
-        text = f"the runs took {shortest:,} to {longest:,} steps, so curves lie over the share of each run."
+        text = (
+            f"Of {shortest:,} to {longest:,} steps, so that curves lie over the share of each run."
+        )
     differ, about = _same_data(runs, names)
     return {
         "tasks": _other_tasks(runs, names),
-        "data": about[0].lower() + about[1:] if differ else "",
+        "data": about if differ else "",
         "lengths": text,
     }
 
 
-def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
-    """Return what the page shows above its charts of one of the runs."""
+def _run(
+    index: int, name: str, run: RunRecord, told: Sequence[tuple[str, list[str]]]
+) -> dict[str, Any]:
+    """Return what the page shows of one of the runs above its charts. `told`: settings in which the runs differ."""
+    shown = point(run)
     return {
         "name": name,
         "path": run.path,
@@ -231,7 +248,16 @@ def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
         "sentence": sentence(run),
         "letter": letter(index),
         "colour": index % COLOURS,
+        "point": shown,
+        "sure": sureness(run, shown) if shown else "",
+        "told": [(_in_short(key), values[index]) for key, values in told],
     }
+
+
+def _in_short(key: str) -> str:
+    """Return the last part of a setting's key, which says enough unless it is a letter: learning_rate, lora.r."""
+    name = key.rpartition(".")[2]
+    return name if len(name) > 2 else key
 
 
 def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
@@ -242,7 +268,7 @@ def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     if len(by_task) < 2:
         return ""
     tasks = "; ".join(f"{task}: {', '.join(of_task)}" for task, of_task in by_task.items())
-    return f"the runs learn different tasks ({tasks}), so their losses and scores measure different things."
+    return f"{tasks}. Their losses and scores measure different things: each is shown against its own beginning."
 
 
 def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[bool, str]:

@@ -1,0 +1,68 @@
+"""The evaluation that a run stands for: that of the checkpoint which its user gets. Every page and list asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kubetune.base.files import read_object
+from kubetune.errors import KubetuneError
+from kubetune.rundir import checkpoints, metrics, shapes
+
+Line = dict[str, Any]
+
+
+def evaluation_of_best(
+    run_dir: Path, newest_first: Iterable[Line], best_by: str, *, greater: bool
+) -> Line | None:
+    """Return the evaluation of the checkpoint `best`, None of a run without evaluations.
+
+    `newest_first`: evaluations of metrics.jsonl, at least the newest ones. Where that of the checkpoint is not among
+    them, the verdict or the checkpoint itself has its numbers. A run without such a checkpoint stands for its best value
+    of `best_by`, or for its newest evaluation if it has none. `greater`: more is better.
+    """
+    step = checkpoints.linked(run_dir, "best")
+    verdict: Line = {}
+    # Damaged, it is left out: the run's own page says so.
+    with suppress(KubetuneError):
+        verdict = metrics.read_verdict(run_dir, step)
+    if step is None:
+        step = verdict.get("step")
+    judged = {
+        name: value for name, value in (verdict.get("best") or {}).items() if value is not None
+    }
+    seen = []
+    for line in newest_first:
+        if line["step"] == step:
+            return line | judged
+        seen.append(line)
+    if judged:
+        return {"step": step, **judged}
+    if step is not None:
+        with suppress(FileNotFoundError, KubetuneError):
+            state = read_object(checkpoints.folder_of(run_dir, step) / checkpoints.STATE, run_dir)
+            if metrics.is_number(state.get("best_value")):
+                return {"step": step, best_by: state["best_value"]}
+    measured = [line for line in reversed(seen) if metrics.is_number(line.get(best_by))]
+    if measured:
+        # The first of equal ones: one that is as good later is no improvement.
+        choose = max if greater else min
+        return choose(measured, key=lambda line: line[best_by])
+    return seen[0] if seen else None
+
+
+def before_training(run_dir: Path) -> Mapping[str, Any]:
+    """Return the metrics of the model before training; empty if it was not measured, or the file is damaged."""
+    with suppress(FileNotFoundError, KubetuneError):
+        return numbers_of(shapes.read(run_dir / metrics.BASE))
+    return {}
+
+
+def numbers_of(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics in base_evaluation.json, which a received run may have in any shape."""
+    values = base.get("metrics")
+    if not isinstance(values, dict):
+        return {}
+    return {name: value for name, value in values.items() if metrics.is_number(value)}
