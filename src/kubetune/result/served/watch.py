@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,13 +26,11 @@ METRICS: Final = {
         "gauge",
         "1 if the last check proved that the server is the model, else 0.",
     ),
-    "served_answers": ("gauge", "1 if the server answered the last check, else 0."),
     "served_effect_ratio": (
         "gauge",
         "How many times the effect of training the server has: 1 is right.",
     ),
 }
-EVENT: Final = "served"
 Event = dict[str, Any]
 
 
@@ -46,8 +43,8 @@ class Watched:
     name: str | None  # that requests ask for; None: the run's
     timeout: float  # of a check, in seconds
     hooks: HooksConfig
-    # Of the last check: right, wrong, or no answer. None before the first.
-    state: str | None = None
+    # Of the last check: right, wrong, or no answer. To begin right is no news.
+    state: str = "right"
     numbers: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -56,9 +53,8 @@ class Watched:
         return self.name or self.known.name
 
     def look(self) -> Event | None:
-        """Ask once. Return, and tell the hook, if the state is another one than before. To begin right is no news."""
-        before = self.state or "right"
-        reason = None
+        """Ask once. Return, and tell the hook, if the state is another one than before."""
+        before = self.state
         try:
             check = check_served(self.known, self.url, self.name, self.timeout)
             reason = check.reason_against
@@ -67,31 +63,24 @@ class Watched:
         except KubetuneError as error:
             reason = str(error)
             self.state = "no answer"
-            self.numbers = {"served_is_model": 0.0, "served_answers": 0.0}
+            self.numbers = {"served_is_model": 0.0}
         if self.state == before:
             return None
         event = {
             "schema_version": events.VERSION,
             "time": metrics.now(),
-            "event": EVENT,
+            "event": "served",
             "model": self.called,
             "ok": reason is None,
             "reason": logs.scrub(reason or ""),
         }
-        self._tell(event)
-        return event
-
-    def _tell(self, event: Event) -> None:
-        command = self.hooks.on_event
         run_dir = self.known.run_dir
-        is_wanted = not self.hooks.events or EVENT in self.hooks.events
-        if command is None or run_dir is None or not is_wanted:
-            return
-        variables = {"KUBETUNE_RUN_DIR": str(run_dir.absolute()), "KUBETUNE_EVENT": EVENT}
-        seconds = self.hooks.timeout_seconds
-        failure = hooks.call(shlex.split(command), event, variables, run_dir, seconds)
-        if failure is not None:
-            logs.RESULT.warning("hooks.on_event failed for %s: %s", EVENT, failure)
+        if run_dir is not None and hooks.wants(self.hooks, event):
+            seconds = self.hooks.timeout_seconds
+            failure = hooks.call(self.hooks, event, run_dir, self.known.name, seconds)
+            if failure is not None:
+                logs.RESULT.warning("hooks.on_event failed: %s", failure)
+        return event
 
 
 def allowed_hooks(known: KnownModel, trust_code: str | None) -> HooksConfig:
@@ -103,7 +92,7 @@ def allowed_hooks(known: KnownModel, trust_code: str | None) -> HooksConfig:
     return config.hooks
 
 
-def watch(models: list[Watched], seconds: float) -> Iterator[Event]:
+def watch(models: Sequence[Watched], seconds: float) -> Iterator[Event]:
     """Look at all of them for ever, with so many seconds between. Yield what has changed."""
     with ExitStack() as at_end:
         if is_installed("prometheus_client"):
@@ -123,7 +112,7 @@ def watch(models: list[Watched], seconds: float) -> Iterator[Event]:
 
 def _numbers(check: ServerCheck) -> dict[str, float]:
     """Return the numbers of a check for Prometheus."""
-    numbers = {"served_is_model": float(check.is_proved), "served_answers": 1.0}
+    numbers = {"served_is_model": float(check.is_proved)}
     for point in check.points:
         if point.name == WEIGHTS and point.numbers and "share" in point.numbers:
             numbers["served_effect_ratio"] = float(point.numbers["share"])

@@ -73,12 +73,6 @@ def check(config: HooksConfig) -> None:
 def observe(run: Observed) -> None:
     """Call the command for the events of a run."""
     config = run.hooks
-    assert config.on_event is not None
-    command = shlex.split(config.on_event)
-    variables = {
-        "KUBETUNE_RUN_DIR": str(run.run_dir.absolute()),
-        "KUBETUNE_RUN": run.name,
-    }
     # For the summary at the end.
     ran = 0
     failed = 0
@@ -88,7 +82,7 @@ def observe(run: Observed) -> None:
     for event in events.follow(run.run_dir, run.offset, run.ended):
         if event is None:  # nothing new
             continue
-        if config.events and event["event"] not in config.events:
+        if not wants(config, event):
             continue
 
         # Near the end a call gets only the time that is left.
@@ -97,8 +91,7 @@ def observe(run: Observed) -> None:
             left_out += 1
             continue
         ran += 1
-        variables["KUBETUNE_EVENT"] = event["event"]
-        failure = call(command, event, variables, run.run_dir, seconds)
+        failure = call(config, event, run.run_dir, run.name, seconds)
         if failure is not None:
             failed += 1
             reason = f"{event['event']}: {failure}"
@@ -115,14 +108,23 @@ def observe(run: Observed) -> None:
         )
 
 
+def wants(config: HooksConfig, event: Mapping[str, Any]) -> bool:
+    """True if there is a command, and it is to be called for such an event."""
+    is_wanted = not config.events or event["event"] in config.events
+    return config.on_event is not None and is_wanted
+
+
 def call(
-    command: list[str],
-    event: Mapping[str, Any],
-    variables: Mapping[str, str],
-    run_dir: Path,
-    seconds: float,
+    config: HooksConfig, event: Mapping[str, Any], run_dir: Path, run: str, seconds: float
 ) -> str | None:
-    """Call the command. Return why it failed, None if it did not. Its output goes to a log."""
+    """Call the command. Return why it failed, None if it did not. Its output goes to a log. `run`: the run's name."""
+    assert config.on_event is not None
+    command = shlex.split(config.on_event)
+    variables = {
+        "KUBETUNE_RUN_DIR": str(run_dir.absolute()),
+        "KUBETUNE_RUN": run,
+        "KUBETUNE_EVENT": event["event"],
+    }
     # A pipe of our own, not `communicate`: that would wait for processes that the command leaves running.
     reading, writing = os.pipe()
     output = _Output(run_dir / "logs" / LOG, reading)
