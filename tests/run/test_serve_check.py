@@ -259,7 +259,7 @@ WRONG = {
     "calls": (changed(sorts_calls=True), "ids", "key order of calls"),
     "tokenizer": (another_tokenizer, "ids", "tokenizer: "),
     "EOS": (changed(stops_at=()), "end of answers", "goes on behind <|im_end|>"),
-    "context": (changed(context=40), "context", "raise --max-model-len"),
+    "context": (changed(context=40), "context", "training took 512; raise --max-model-len"),
 }  # fmt: skip
 
 
@@ -283,7 +283,14 @@ def test_sampling_that_differs_is_said_and_passes(
 ) -> None:
     code, points, _ = checked(changed(sampling={"top_k": 2})(run_dir), run_dir, capsys)
     assert (code, points["sampling"]["state"]) == (0, "differs")
-    assert "by settings of its own" in points["sampling"]["text"]
+    assert "its own default of top_k;" in points["sampling"]["text"]
+
+
+def test_a_context_shorter_than_rows_of_training_is_said_and_passes(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, points, _ = checked(changed(context=500)(run_dir), run_dir, capsys)
+    assert (code, points["context"]["state"]) == (0, "differs")
 
 
 def test_a_missing_adapter_is_named_with_its_rank(
@@ -308,7 +315,7 @@ def test_the_run_keeps_what_is_asked_and_the_export_does_not(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = proof_answers.read(next((run_dir / "exports").glob("*.proof.safetensors")))
-    assert set(answers.without) == {"attention", "feed-forward"}
+    assert set(answers.models) == {"trained", "base", "without attention", "without feed-forward"}
     kept = json.loads((run_dir / "conversations.json").read_text())["conversations"]
     assert any(one["tools"] for one in kept)
     names = {path.name for path in exported(run_dir).iterdir()}

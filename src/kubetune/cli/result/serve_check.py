@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Check once, or for ever."""
     for option in ("timeout", "watch"):
         seconds = getattr(args, option)
-        if seconds is not None and seconds <= 0:
+        if seconds is not None and not 0 < seconds < math.inf:
             raise ConfigError(f"--{option} is {seconds:g}; expected more than 0")
     if not re.match("https?://.", args.check):
         raise ConfigError(
@@ -97,11 +98,9 @@ def _watch(args: argparse.Namespace) -> None:
     print(text, file=sys.stderr)
     with stoppable():
         for event in watch(models, args.watch):
-            if args.json:
-                print(scrub(json.dumps(event)), flush=True)
-                continue
             state = "is the model again" if event["ok"] else event["reason"]
-            print(visible(scrub(f"{event['time']} {event['model']}: {state}")), flush=True)
+            text = json.dumps(event) if args.json else f"{event['time']} {event['model']}: {state}"
+            print(visible(scrub(text)), flush=True)
 
 
 @prints_json

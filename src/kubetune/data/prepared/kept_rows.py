@@ -247,10 +247,10 @@ def _read_arrays(file: Any) -> dict[str, NDArray[Any]]:
 def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
     """Return the rows of a file: `_arrays` backwards. Raise ValueError if they do not fit each other."""
     lengths = arrays["lengths"]
-    ids = _split(arrays["ids"], lengths)
-    trained = _split(arrays["trained"], lengths)
-    images = [part.tobytes() for part in _split(arrays["images"], arrays["image_lengths"])]
-    images_of_rows = _split(np.arange(len(images)), arrays["images_of_rows"])
+    ids = split(arrays["ids"], lengths)
+    trained = split(arrays["trained"], lengths)
+    images = [part.tobytes() for part in split(arrays["images"], arrays["image_lengths"])]
+    images_of_rows = split(np.arange(len(images)), arrays["images_of_rows"])
     if len(arrays["numbers"]) != len(lengths) or len(images_of_rows) != len(lengths):
         raise ValueError(f"{len(lengths):,} rows expected in each part")
     if arrays["trained"].max(initial=0) > 1:
@@ -261,7 +261,7 @@ def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
     is_labelled = len(targets) > 0
     if is_labelled and len(targets) != len(lengths):
         raise ValueError(f"{len(lengths):,} targets expected, {len(targets):,} found")
-    segments = _split(arrays["segments"], lengths) if is_labelled else []
+    segments = split(arrays["segments"], lengths) if is_labelled else []
 
     rows = []
     for i in range(len(lengths)):
@@ -278,7 +278,7 @@ def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
     return tuple(rows)
 
 
-def _split(values: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+def split(values: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
     """Cut an array into parts of these lengths. Raise ValueError if they do not add up to all of it."""
     # Python's numbers, whose sum does not overflow.
     counts = lengths.tolist()

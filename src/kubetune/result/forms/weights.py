@@ -30,7 +30,7 @@ def load_and_ask(draft: ExportDraft) -> tuple[Any, list[Tensor], float | None]:
         return model, trained, None
     with model.disable_adapter():
         base = source.ask(model, draft.sample)
-    proof_recording.record(source.result, model, draft.sample.batches, source.dtype_name)
+    proof_recording.record(source.result, model, draft.sample.batches)
     return model, trained, equivalence.compare("", trained, base, 0.0).difference
 
 

@@ -47,7 +47,7 @@ class WholeModelForm(PlainForm):
             source.device,
         )
         trained = source.ask(model, draft.sample)
-        proof_recording.record_whole(source.result, model, draft.sample.batches, source.dtype_name)
+        proof_recording.record(source.result, model, draft.sample.batches)
         if stored != source.dtype:
             del model
             gc.collect()
@@ -65,7 +65,7 @@ class WholeModelForm(PlainForm):
         source = draft.source
         reloaded = weights.ask_reloaded(source, draft.folder, draft.sample)
         gc.collect()
-        proof_recording.add_base(source.result, draft.sample.batches, source.dtype_name)
+        proof_recording.add_base(source.result, draft.sample.batches)
         comparison = equivalence.compare(
             "trained model and its reloaded export",
             draft.logits["trained"],

@@ -7,9 +7,8 @@ They stay out of the export itself, which may become public: the rows are rows o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from kubetune import errors
 from kubetune.base import files
+from kubetune.data.prepared.kept_rows import split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,29 +24,21 @@ if TYPE_CHECKING:
     LogProbabilities = NDArray[np.float32]
 
 _SUFFIX: Final = ".proof.safetensors"
-# Before the name of a group of modules, in the names of arrays.
+# Names of models. WITHOUT begins that of the trained model without its adapter on a group of modules.
+TRAINED: Final = "trained"
+BASE: Final = "base"
 WITHOUT: Final = "without "
 
 
 @dataclass(frozen=True)
 class ProofAnswers:
-    """What models answer to the rows. Log-probabilities of all rows lie end to end; the first token of a row has none."""
+    """What models answer to the rows."""
 
     ids: tuple[tuple[int, ...], ...]  # [rows][tokens]
-    trained: LogProbabilities  # [tokens - rows]
-    base: LogProbabilities | None = None  # None: the base was not at hand
-    # Group of modules -> the trained model without its adapter on them.
-    without: Mapping[str, LogProbabilities] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)  # `eos_ids`, `dtype`
-
-    def models(self) -> dict[str, LogProbabilities]:
-        """Return the log-probabilities by the names of their arrays."""
-        arrays = {"trained": self.trained}
-        if self.base is not None:
-            arrays["base"] = self.base
-        for group, values in self.without.items():
-            arrays[WITHOUT + group] = values
-        return arrays
+    # Model -> [tokens - rows] of all rows end to end: the first token of a row has none. BASE is missing where the base
+    # was not at hand.
+    models: Mapping[str, LogProbabilities]
+    eos_ids: tuple[int, ...]  # with which training ended answers
 
     def up_to(self, place: int) -> tuple[int, ...]:
         """Return the ids up to a token, and itself, by its place in the arrays."""
@@ -58,13 +50,10 @@ class ProofAnswers:
 
     def at(self, tokens: Sequence[int], floors: Sequence[float]) -> ProofAnswers:
         """Return the answers at some tokens, by their places in the arrays, each at least its floor."""
-
-        def chosen(values: LogProbabilities) -> LogProbabilities:
-            return np.maximum(values[list(tokens)], np.array(floors, np.float32))
-
-        base = None if self.base is None else chosen(self.base)
-        without = {part: chosen(values) for part, values in self.without.items()}
-        return replace(self, trained=chosen(self.trained), base=base, without=without)
+        models = {}
+        for name, values in self.models.items():
+            models[name] = np.maximum(values[list(tokens)], np.array(floors, np.float32))
+        return replace(self, models=models)
 
 
 def path_of(run_dir: Path, checkpoint: str) -> Path:
@@ -84,24 +73,22 @@ def write(path: Path, answers: ProofAnswers, run_dir: Path) -> None:
     from safetensors.numpy import save
 
     arrays: dict[str, NDArray[Any]] = {
-        name: values.astype(np.float32) for name, values in answers.models().items()
+        **answers.models,
+        "lengths": np.array([len(row) for row in answers.ids], np.int64),
+        "ids": np.concatenate([np.array(row, np.int64) for row in answers.ids]),
+        "eos_ids": np.array(answers.eos_ids, np.int64),
     }
-    arrays["lengths"] = np.array([len(row) for row in answers.ids], np.int64)
-    arrays["ids"] = np.concatenate([np.array(row, np.int64) for row in answers.ids])
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = save(arrays, {"facts": json.dumps(dict(answers.facts))})
-    files.write_atomic(path, content, within=run_dir)
+    files.write_atomic(path, save(arrays), within=run_dir)
 
 
 def read(path: Path) -> ProofAnswers:
     """Return what a file holds. Raise EnvironmentFault if it is damaged, or holds what no run keeps."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
 
     try:
-        with safe_open(path, framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
-        return _answers(arrays, facts)
+        return _answers(load_file(path))
     except (SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise errors.EnvironmentFault(
@@ -109,27 +96,18 @@ def read(path: Path) -> ProofAnswers:
         ) from error
 
 
-def _answers(arrays: dict[str, NDArray[Any]], facts: Any) -> ProofAnswers:
-    """Return the arrays of a file as answers. Raise ValueError if they do not fit each other."""
-    lengths = arrays.pop("lengths").tolist()
-    ids = arrays.pop("ids").tolist()
-    if not isinstance(facts, dict) or min(lengths, default=0) < 1 or sum(lengths) != len(ids):
-        raise ValueError("lengths and ids do not fit each other")
-    if min(ids) < 0:
-        raise ValueError(f"an id is {min(ids)}")
-    rows = []
-    begin = 0
-    for length in lengths:
-        rows.append(tuple(ids[begin : begin + length]))
-        begin += length
-    for name, values in arrays.items():
+def _answers(arrays: dict[str, NDArray[Any]]) -> ProofAnswers:
+    """Return the arrays of a file as answers. Raise ValueError if they do not fit each other, KeyError if one is missing."""
+    lengths = arrays.pop("lengths")
+    ids = arrays.pop("ids")
+    eos_ids = arrays.pop("eos_ids")
+    rows = tuple(tuple(row.tolist()) for row in split(ids, lengths))
+    if min(map(len, rows), default=0) < 1 or ids.min() < 0:
+        raise ValueError("rows of at least one id expected")
+    for name, values in {TRAINED: arrays[TRAINED], **arrays}.items():
         if values.dtype != np.float32 or values.shape != (len(ids) - len(rows),):
             raise ValueError(f"{name}: {values.dtype} {list(values.shape)} found")
-    without = {}
-    for name, values in arrays.items():
-        if name.startswith(WITHOUT):
-            without[name.removeprefix(WITHOUT)] = values
-    return ProofAnswers(tuple(rows), arrays["trained"], arrays.get("base"), without, facts)
+    return ProofAnswers(rows, arrays, tuple(eos_ids.tolist()))
 
 
 def joined(rows: Sequence[Sequence[float]]) -> LogProbabilities:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
@@ -18,7 +19,7 @@ from kubetune.data.prepared.kept_rows import LONGEST
 from kubetune.models import loading
 from kubetune.plan.linears import part_of
 from kubetune.result.inference import proof_answers
-from kubetune.result.inference.proof_answers import ProofAnswers
+from kubetune.result.inference.proof_answers import BASE, TRAINED, WITHOUT, ProofAnswers
 from kubetune.result.inference.result import Result, default_device
 from kubetune.tasks.task import Task
 
@@ -28,32 +29,27 @@ if TYPE_CHECKING:
     Adapted = BaseTunerLayer | AuxiliaryTrainingWrapper
 
 
-def record(result: Result, model: Any, rows: Sequence[Batch], dtype: str) -> None:
-    """Write what a base with its adapter answers, as a whole and in parts, into the run directory."""
+def record(result: Result, model: Any, rows: Sequence[Batch]) -> None:
+    """Write what a trained model answers into the run directory; of a base with its adapter, in parts too."""
     batches = _servable(result, rows)
     if not batches:
         return
-    trained = _log_probabilities(result.task, model, batches)
-    with model.disable_adapter():
-        base = _log_probabilities(result.task, model, batches)
-    without = {}
-    parts = _adapted(model)
-    # Without its only part an adapter does nothing.
-    if len(parts) > 1:
-        for part, layers in sorted(parts.items()):
-            with _switched_off(layers):
-                without[part] = _log_probabilities(result.task, model, batches)
-    _write(result, batches, dtype, trained, base, without)
+    models = {TRAINED: _log_probabilities(result.task, model, batches)}
+    if isinstance(model, PeftModel):
+        with model.disable_adapter():
+            models[BASE] = _log_probabilities(result.task, model, batches)
+        parts = _adapted(model)
+        # Without its only part an adapter does nothing.
+        if len(parts) > 1:
+            for part, layers in sorted(parts.items()):
+                with _switched_off(layers):
+                    models[WITHOUT + part] = _log_probabilities(result.task, model, batches)
+    ids = tuple(tuple(batch.input_ids.tolist()) for batch in batches)
+    answers = ProofAnswers(ids, models, result.tokenizer.eos_ids)
+    proof_answers.write(_path(result), answers, result.run_dir)
 
 
-def record_whole(result: Result, model: Any, rows: Sequence[Batch], dtype: str) -> None:
-    """Write what a model answers that was trained whole."""
-    batches = _servable(result, rows)
-    if batches:
-        _write(result, batches, dtype, _log_probabilities(result.task, model, batches), None, {})
-
-
-def add_base(result: Result, rows: Sequence[Batch], dtype: str) -> None:
+def add_base(result: Result, rows: Sequence[Batch]) -> None:
     """Add what the base answers, of a model that was trained whole, if the base is on this machine and needs no code."""
     spec = result.spec
     batches = _servable(result, rows)
@@ -69,7 +65,8 @@ def add_base(result: Result, rows: Sequence[Batch], dtype: str) -> None:
         return
     answers = proof_answers.read(_path(result))
     of_base = _log_probabilities(result.task, base, batches)
-    _write(result, batches, dtype, answers.trained, of_base, {})
+    answers = replace(answers, models={**answers.models, BASE: of_base})
+    proof_answers.write(_path(result), answers, result.run_dir)
 
 
 def _servable(result: Result, rows: Sequence[Batch]) -> list[Batch]:
@@ -133,21 +130,6 @@ def _switched_off(layers: Sequence[Adapted]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-
-
-def _write(
-    result: Result,
-    batches: Sequence[Batch],
-    dtype: str,
-    trained: LogProbabilities,
-    base: LogProbabilities | None,
-    without: dict[str, LogProbabilities],
-) -> None:
-    """Write the file of this checkpoint."""
-    ids = tuple(tuple(batch.input_ids.tolist()) for batch in batches)
-    facts = {"eos_ids": list(result.tokenizer.eos_ids), "dtype": dtype}
-    answers = ProofAnswers(ids, trained, base, without, facts)
-    proof_answers.write(_path(result), answers, result.run_dir)
 
 
 def _path(result: Result) -> Path:

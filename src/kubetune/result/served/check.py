@@ -13,20 +13,15 @@ check = check_served(known_model(run_dir), "http://localhost:8000", None, 60)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 
-from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.result.inference.proof_answers import ProofAnswers, joined
+from kubetune.result.inference.proof_answers import BASE, TRAINED, ProofAnswers, joined
 from kubetune.result.served import conversations, settings, weights
-from kubetune.result.served.endpoint import Endpoint, NextToken, NotAnswered
+from kubetune.result.served.endpoint import Bound, Endpoint, NotAnswered
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import WEIGHTS, ServedPoint, ServerCheck
-
-if TYPE_CHECKING:
-    from kubetune.result.inference.proof_answers import LogProbabilities
 
 # Tokens that are asked for one by one of a server that tells no log-probabilities of prompts.
 _MOST_TOKENS: Final = 48
@@ -40,111 +35,85 @@ def check_served(known: KnownModel, url: str, name: str | None, seconds: float) 
     Raise EnvironmentFault if the server does not answer in so many seconds.
     """
     endpoint = Endpoint(url, name or known.name, seconds)
-    cards = {str(card["id"]): card for card in endpoint.models()}
-    points = [_named(endpoint, known, cards, is_asked_for=name is not None)]
+    endpoint.read_cards()
+    points = [_named(endpoint, known, is_asked_for=name is not None)]
     # Without a name nothing can be asked.
     if points[0].state == "right":
-        tokenizer = known.tokenizer
-        prompt = known.prompt_ids()
-
-        def point(name: str, compare: Callable[..., ServedPoint], *what: Any) -> None:
+        for point, question in _QUESTIONS.items():
             try:
-                points.append(compare(endpoint, *what))
+                points.append(question(endpoint, known))
             except NotAnswered as error:
                 text = f"the server cannot be asked: it {error}"
-                points.append(ServedPoint(name, "unknown", text))
-
-        point(conversations.IDS, conversations.compare, tokenizer, known.conversations)
-        point(settings.ENDS, settings.ends, tokenizer, known.eos_ids, prompt)
-        point(settings.DRAWS, settings.draws, known.generation, prompt)
-        context = _context(cards[endpoint.model], known.answers)
-        if context is not None:
-            points.append(context)
-        if context is None or context.state == "right":
-            point(WEIGHTS, _of_weights, known)
+                points.append(ServedPoint(point, "unknown", text))
         if known.sees:
             points.append(ServedPoint("images", "unknown", _NO_IMAGES))
     return ServerCheck(endpoint.url, endpoint.model, tuple(points))
 
 
-def _named(
-    endpoint: Endpoint, known: KnownModel, cards: dict[str, Any], *, is_asked_for: bool
-) -> ServedPoint:
+def _named(endpoint: Endpoint, known: KnownModel, *, is_asked_for: bool) -> ServedPoint:
     """Return whether the server has a model of the name."""
     asked = endpoint.model
     # Ollama's names have only small letters, and a version.
-    candidates = {asked, f"{asked.lower()}:latest"}.intersection(cards)
+    names = {asked, f"{asked.lower()}:latest"}.intersection(endpoint.cards)
     # The only adapter, or the only model, can be meant where nobody named one.
-    if not candidates and not is_asked_for:
-        candidates = {name for name, card in cards.items() if card.get("parent")} or set(cards)
-    if len(candidates) == 1:
-        endpoint.model = candidates.pop()
+    if not names and not is_asked_for:
+        adapters = {name for name, card in endpoint.cards.items() if card.get("parent")}
+        names = adapters or set(endpoint.cards)
+    if len(names) == 1:
+        endpoint.model = names.pop()
         text = f"the server has {endpoint.model}"
         if endpoint.model != asked:
             text += f", which is taken for {asked}"
         return ServedPoint("names", "right", text)
-    text = f"the server has no {asked}; it has {', '.join(cards) or 'no model'}"
+    text = f"the server has no {asked}; it has {', '.join(endpoint.cards) or 'no model'}"
     if known.rank is not None:
         text += f" (the adapter's rank is {known.rank}, which --max-lora-rank of vLLM must allow)"
     return ServedPoint("names", "wrong", f"{text}. --model NAME checks another")
 
 
-def _context(card: dict[str, Any], answers: ProofAnswers | None) -> ServedPoint | None:
-    """Return whether all rows fit the server, None if it does not say."""
-    facts = {**card, **(card.get("meta") or {})}  # llama.cpp has it there
-    context = facts.get("max_model_len") or facts.get("n_ctx")
-    if answers is None or not isinstance(context, int):
-        return None
-    longest = max(map(len, answers.ids))
-    if context > longest:
-        return ServedPoint("context", "right", f"{context:,} tokens")
-    text = f"the server takes {context:,} tokens, and a row has {longest:,}; raise --max-model-len"
-    return ServedPoint("context", "wrong", text)
-
-
-def _of_weights(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
-    """Return what the log-probabilities of the rows say. Raise NotAnswered if the server tells none."""
+def _weights(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
+    """Return what the log-probabilities of the rows say."""
     answers = known.answers
     if answers is None:
         return ServedPoint(WEIGHTS, "unknown", f"nothing to compare with: {known.lacking}")
     try:
         served = joined([endpoint.log_probabilities(ids) for ids in answers.ids])
     except NotAnswered as refusal:
-        answers, served = _of_next_tokens(endpoint, known.tokenizer, answers, refusal)
+        return _of_next_tokens(endpoint, known, answers, refusal)
     return weights.judge(answers, served)
 
 
 def _of_next_tokens(
-    endpoint: Endpoint, tokenizer: Tokenizer, answers: ProofAnswers, refusal: NotAnswered
-) -> tuple[ProofAnswers, LogProbabilities]:
-    """Return what is known, and what the server says, of single tokens: those that training moved most.
+    endpoint: Endpoint, known: KnownModel, answers: ProofAnswers, refusal: NotAnswered
+) -> ServedPoint:
+    """Return what single tokens say: those that training moved most.
 
-    Raise the refusal of whole rows if it says nothing of them.
+    Raise the refusal of whole rows if the server says nothing of them.
     """
-    base = answers.trained * 0 if answers.base is None else answers.base
-    moved = np.argsort(-np.abs(answers.trained - base), kind="stable")
+    trained = answers.models[TRAINED]
+    moved = np.abs(trained - answers.models.get(BASE, np.zeros_like(trained)))
     places = []
-    values = []
-    floors = []
-    for place in moved[:_MOST_TOKENS].tolist():
-        token = _next_token(endpoint, tokenizer, answers.up_to(place), refusal)
-        if token is not None:
+    bounds = []
+    for place in np.argsort(-moved, kind="stable")[:_MOST_TOKENS].tolist():
+        bound = _next_token(endpoint, known, answers.up_to(place), refusal)
+        if bound is not None:
             places.append(place)
-            values.append(token.log_probability)
-            floors.append(-np.inf if token.is_exact else token.log_probability)
-    if len(values) < _FEWEST_TOKENS:
+            bounds.append(bound)
+    if len(places) < _FEWEST_TOKENS:
         raise refusal
-    return answers.at(places, floors), joined([values])
+    values, floors = zip(*bounds, strict=True)
+    return weights.judge(answers.at(places, floors), joined([values]))
 
 
 def _next_token(
-    endpoint: Endpoint, tokenizer: Tokenizer, ids: tuple[int, ...], refusal: NotAnswered
-) -> NextToken | None:
+    endpoint: Endpoint, known: KnownModel, ids: tuple[int, ...], refusal: NotAnswered
+) -> Bound | None:
     """Return what the server says of the last token, None if it takes only texts and none of them asks for it."""
     try:
         return endpoint.next_token(ids)
     except NotAnswered:
         pass
+    tokenizer = known.tokenizer
     *before, token = ids
     text = tokenizer.decode(before[len(tokenizer.prefix) :], skip_special_tokens=False)
     # A text that ends within a word is read as other tokens.
@@ -155,3 +124,12 @@ def _next_token(
         return endpoint.next_token_of_text(text, shown.encode())
     except NotAnswered:
         raise refusal from None
+
+
+_QUESTIONS: Final = {
+    conversations.IDS: conversations.compare,
+    settings.ENDS: settings.ends,
+    settings.DRAWS: settings.draws,
+    settings.CONTEXT: settings.context,
+    WEIGHTS: _weights,
+}

@@ -15,6 +15,7 @@ from kubetune.data.findings.kept_conversations import Conversation
 from kubetune.data.reading.messages import REASONING
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.served.endpoint import Endpoint, NotAnswered
+from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import IdsDifference, ServedPoint
 
 IDS: Final = "ids"
@@ -27,29 +28,34 @@ _SWITCHES: Final = ("enable_thinking", "thinking")
 _ORDERS: Final = 120
 
 # Asked where a run kept no conversations of its data.
-_SAMPLE: Final = Conversation(
-    (
-        {"role": "system", "content": "Answer in one word."},
-        {"role": "user", "content": "Ping?"},
-        {"role": "assistant", "content": "Pong."},
-        {"role": "user", "content": "Again?"},
-    )
+_SAMPLE: Final = (
+    {"role": "system", "content": "Answer in one word."},
+    {"role": "user", "content": "Ping?"},
+    {"role": "assistant", "content": "Pong."},
+    {"role": "user", "content": "Again?"},
 )
 # Some templates refuse system texts.
-_SAMPLES: Final = (_SAMPLE, Conversation(_SAMPLE.messages[1:]))
+_SAMPLES: Final = (Conversation(_SAMPLE), Conversation(_SAMPLE[1:]))
+# Asked of a model without a chat template.
+_TEXT: Final = "Ping, pong: 1 + 2 = 3.\n"
 
 
-def compare(endpoint: Endpoint, tokenizer: Tokenizer, kept: Sequence[Conversation]) -> ServedPoint:
-    """Return what the server's ids say. `kept`: of the data. Raise NotAnswered if it tells no ids."""
+def compare(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
+    """Return what the server's ids say. Raise NotAnswered if it tells no ids."""
+    tokenizer = known.tokenizer
     if tokenizer.chat is None:
-        return _of_text(endpoint, tokenizer)
-    conversations = f"{len(kept)} conversations of the data"
-    if not kept:
-        conversations = "conversations of kubetune itself, as none of the data are kept,"
+        if _has_other_ids(endpoint, tokenizer, _TEXT):
+            text = "a text has other ids than in training: the server has another tokenizer"
+            return ServedPoint(IDS, "wrong", text)
+        text = "a text has the ids of training; the model has no chat template"
+        return ServedPoint(IDS, "right", text)
+    origin = f"{len(known.conversations)} conversations of the data"
+    if not known.conversations:
+        origin = "conversations of kubetune itself, as none of the data are kept,"
     differences = []
-    causes = []
+    causes = {}
     asked = 0
-    for conversation in kept or _SAMPLES:
+    for conversation in known.conversations or _SAMPLES:
         try:
             expected = tokenizer.encode_prompt(conversation.messages, conversation.tools)
         except ValueError:
@@ -58,57 +64,36 @@ def compare(endpoint: Endpoint, tokenizer: Tokenizer, kept: Sequence[Conversatio
         asked += 1
         if served != expected:
             differences.append(_first_difference(tokenizer, expected, served))
-            causes.append(_cause(endpoint, tokenizer, conversation, expected, served))
+            causes[_cause(endpoint, tokenizer, conversation, expected, served)] = True
     if not asked:
-        return ServedPoint(IDS, "unknown", f"the chat template takes none of {conversations}")
+        return ServedPoint(IDS, "unknown", f"the chat template takes none of {origin}")
     if not differences:
-        return ServedPoint(IDS, "right", f"{conversations} have the ids of training")
-    reasons = "; ".join(dict.fromkeys(causes))
-    text = f"{len(differences)} of {conversations} have other ids than in training: {reasons}"
+        return ServedPoint(IDS, "right", f"{origin} have the ids of training")
+    text = f"{len(differences)} of {origin} have other ids than in training: {'; '.join(causes)}"
     return ServedPoint(IDS, "wrong", text, differences=tuple(differences[:_SHOWN]))
 
 
-def on_wire(conversation: Conversation) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return messages and tools as the API of OpenAI takes them: arguments are JSON in a text, tools are in an object."""
+def _served_ids(endpoint: Endpoint, conversation: Conversation, **settings: Any) -> list[int]:
+    """Return the server's ids. The API of OpenAI takes a call's arguments as JSON in a text."""
     messages = []
     for message in conversation.messages:
         calls = []
         for call in message.get("tool_calls") or ():
-            function = dict(call.get("function", call))
-            if not isinstance(function.get("arguments"), str):
-                arguments = function.get("arguments") or {}
-                function["arguments"] = json.dumps(arguments, ensure_ascii=False)
-            calls.append({"id": "call-0", "type": "function", **call, "function": function})
-        sent = dict(message)
-        if calls:
-            sent["tool_calls"] = calls
+            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+            calls.append(
+                {"id": "call-0", **call, "function": {**call["function"], "arguments": arguments}}
+            )
+        sent = {**message, "tool_calls": calls} if calls else dict(message)
         # vLLM's /tokenize knows thoughts by the one name alone, and its chat by both.
         for key in REASONING:
             if message.get(key):
                 sent |= {"reasoning": message[key], "reasoning_content": message[key]}
         messages.append(sent)
-    return messages, [_wrapped(tool) for tool in conversation.tools]
+    return endpoint.conversation_ids(messages, conversation.tools, **settings)
 
 
-def _wrapped(tool: Any) -> Any:
-    if isinstance(tool, dict) and "function" not in tool:
-        return {"type": "function", "function": tool}
-    return tool
-
-
-def _served_ids(endpoint: Endpoint, conversation: Conversation, **settings: Any) -> list[int]:
-    messages, tools = on_wire(conversation)
-    return endpoint.conversation_ids(messages, tools, **settings)
-
-
-def _of_text(endpoint: Endpoint, tokenizer: Tokenizer) -> ServedPoint:
-    """Return what the ids of a plain text say, for a model without a chat template."""
-    text = "Ping, pong: 1 + 2 = 3.\n"
-    if endpoint.text_ids(text) == tokenizer.encode_text(text, special=False):
-        text = "a text has the ids of training; the model has no chat template"
-        return ServedPoint(IDS, "right", text)
-    text = "a text has other ids than in training: the server has another tokenizer"
-    return ServedPoint(IDS, "wrong", text)
+def _has_other_ids(endpoint: Endpoint, tokenizer: Tokenizer, text: str) -> bool:
+    return endpoint.text_ids(text) != tokenizer.encode_text(text, special=False)
 
 
 def _first_difference(
@@ -156,14 +141,13 @@ def _cause(
                 )
     for cause, variant in _variants(conversation):
         try:
-            ids = tokenizer.encode_prompt(variant.messages, variant.tools)
+            if tokenizer.encode_prompt(variant.messages, variant.tools) == served:
+                return cause
         except ValueError:
             continue
-        if ids == served:
-            return cause
     try:
         text = tokenizer.decode(expected, skip_special_tokens=False)
-        if endpoint.text_ids(text) != tokenizer.encode_text(text, special=False):
+        if _has_other_ids(endpoint, tokenizer, text):
             return "tokenizer: the server makes other ids of the same text"
     except NotAnswered:
         pass
@@ -175,25 +159,20 @@ def _cause(
 
 def _variants(conversation: Conversation) -> Iterator[tuple[str, Conversation]]:
     """Yield the conversation with one thing as a server may have it, and what that is."""
-    messages = conversation.messages
-    tools = conversation.tools
     thoughtless = []
     resorted = []
-    for message in messages:
+    for message in conversation.messages:
         thoughtless.append({k: v for k, v in message.items() if k not in REASONING})
         calls = []
         for call in message.get("tool_calls") or ():
             calls.append({**call, "function": dict(sorted(call["function"].items()))})
         resorted.append({**message, "tool_calls": calls} if calls else message)
+    tools = conversation.tools
     cause = "thoughts dropped: the server leaves the reasoning of earlier turns out"
     yield cause, Conversation(tuple(thoughtless), tools)
     # vLLM's types have `arguments` before `name`, which a template that writes a call as JSON shows.
     cause = "key order of calls: the server writes a call's arguments before its name"
     yield cause, Conversation(tuple(resorted), tools)
-    cause = (
-        "tools: the data have bare functions, and requests have them in an object with their type"
-    )
-    yield cause, Conversation(messages, tuple(map(_wrapped, tools)))
+    cause = "tool order: the server writes the tools in another order"
     for order in islice(permutations(tools), _ORDERS):
-        cause = "tool order: the server writes the tools in another order"
-        yield cause, Conversation(messages, order)
+        yield cause, Conversation(conversation.messages, order)

@@ -6,9 +6,9 @@ or is silent until the time is up, ends the check with EnvironmentFault.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -24,10 +24,21 @@ from kubetune.training.rollouts.servers.vllm_client import (
 
 _PAUSE_SECONDS: Final = 1.0
 _GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
+_LLAMA_CPP: Final = "llamacpp"
 # llama.cpp returns as many log-probabilities as it is asked for; others, at most so many.
 _ALL: Final = 1_000_000
 _MOST_LIKELY: Final = 20
+# What decides how tokens are drawn, with the values that change nothing.
+NEUTRAL: Final[Mapping[str, float]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 _T = TypeVar("_T")
+# The log-probability of a token, and the least that the server tells: a token that is not among the likeliest has that.
+Bound = tuple[float, float]
 
 # A JSON object of a request or an answer.
 JsonValues = dict[str, Any]
@@ -37,14 +48,6 @@ class NotAnswered(Exception):
     """A question that this server does not take, with the reason."""
 
 
-@dataclass(frozen=True)
-class NextToken:
-    """What a server says of a token."""
-
-    log_probability: float
-    is_exact: bool  # False: it is at most this, as the token is not among the likeliest
-
-
 class Endpoint:
     """A server, the name of the model that is asked for, and the time that all questions may take."""
 
@@ -52,18 +55,16 @@ class Endpoint:
         """`url`: with or without `/v1`."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
+        self.cards: dict[str, JsonValues] = {}  # what the server says of each model, by name
         self._server = Server(self.url)
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        # Known from the list of models.
-        self.is_vllm = False
-        self.is_llama_cpp = False
 
-    def models(self) -> list[JsonValues]:
-        """Return the models that the server lists. Wait for a server that is starting."""
+    def read_cards(self) -> None:
+        """Ask which models there are. Wait for a server that is starting."""
         while True:
             try:
-                reply = self._asked("/v1/models", None)
+                cards = cards_of(self._asked("/v1/models", None))
                 break
             except ServerTrouble as error:
                 # A key that is missing does not come by itself, nor does an address.
@@ -71,14 +72,19 @@ class Endpoint:
                 if is_final or time.monotonic() + _PAUSE_SECONDS >= self._deadline:
                     raise self._fault(error) from None
                 time.sleep(_PAUSE_SECONDS)
-        try:
-            cards = cards_of(reply)
-        except ServerTrouble as error:
-            raise self._fault(error) from None
-        owners = [card.get("owned_by") for card in cards]
-        self.is_vllm = "vllm" in owners
-        self.is_llama_cpp = "llamacpp" in owners
-        return cards
+        self.cards = {str(card["id"]): card for card in cards}
+
+    def is_of(self, owner: str) -> bool:
+        """True if the server says that its models are of this program."""
+        return any(card.get("owned_by") == owner for card in self.cards.values())
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens of a prompt and its answer, None if the server does not say."""
+        card = self.cards[self.model]
+        # llama.cpp has it in `meta`.
+        length = {**card, **(card.get("meta") or {})}.get("n_ctx", card.get("max_model_len"))
+        return length if isinstance(length, int) else None
 
     def ask(self, path: str, request: JsonValues | None, take: Callable[[JsonValues], _T]) -> _T:
         """Return what `take` makes of the answer. Raise NotAnswered if the server does not take the question."""
@@ -102,7 +108,7 @@ class Endpoint:
         request = {"messages": list(messages), "add_generation_prompt": True, **settings}
         if tools:
             request["tools"] = list(tools)
-        if not self.is_llama_cpp:
+        if not self.is_of(_LLAMA_CPP):
             return self.ask("/tokenize", request, _tokens)
         # It tokenises what its template writes, and adds BOS where the vocabulary says so.
         text = self.ask("/apply-template", request, lambda reply: str(reply["prompt"]))
@@ -113,7 +119,7 @@ class Endpoint:
         """Return the ids that the server makes of a text, without special tokens around it."""
         # The names of vLLM, and those of llama.cpp.
         request = {"prompt": text, "add_special_tokens": False}
-        if self.is_llama_cpp:
+        if self.is_of(_LLAMA_CPP):
             request = {"content": text, "add_special": False, "parse_special": True}
         return self.ask("/tokenize", request, _tokens)
 
@@ -121,43 +127,31 @@ class Endpoint:
         """Return the log-probability of each token but the first; NaN where the server has no number."""
         # vLLM takes the one, SGLang and others the other.
         settings: JsonValues = {"echo": True, "logprobs": 1}
-        if self.is_vllm:
+        if self.is_of("vllm"):
             settings = {"prompt_logprobs": 0}
         request = {**_GREEDY, "prompt": list(ids), **settings}
         return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
 
-    def next_token(self, ids: Sequence[int]) -> NextToken:
+    def next_token(self, ids: Sequence[int]) -> Bound:
         """Return what the server says of the last token after the others."""
-        number = _ALL if self.is_llama_cpp else _MOST_LIKELY
+        number = _ALL if self.is_of(_LLAMA_CPP) else _MOST_LIKELY
         request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": number}
 
-        def take(reply: JsonValues) -> NextToken:
+        def take(reply: JsonValues) -> Bound:
             likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            return _next_token(likeliest, "id", ids[-1])
+            return _bound(likeliest, "id", ids[-1])
 
         return self.ask("/v1/completions", request, take)
 
-    def next_token_of_text(self, prompt: str, token: bytes) -> NextToken:
+    def next_token_of_text(self, prompt: str, token: bytes) -> Bound:
         """Return what Ollama says of a token after a prompt."""
         # Ollama adds BOS. Limits of sampling would change the numbers.
-        neutral = {
-            "temperature": 1.0,
-            "top_k": 0,
-            "top_p": 1.0,
-            "min_p": 0.0,
-            "repeat_penalty": 1.0,
-        }
-        request = {
-            "prompt": prompt,
-            "raw": True,
-            "stream": False,
-            "logprobs": True,
-            "top_logprobs": _MOST_LIKELY,
-            "options": {"num_predict": 1, **neutral},
-        }
+        options = {"num_predict": 1, **NEUTRAL, "repeat_penalty": 1.0}
+        asked = {"prompt": prompt, "raw": True, "stream": False}
+        request = {**asked, "logprobs": True, "top_logprobs": _MOST_LIKELY, "options": options}
 
-        def take(reply: JsonValues) -> NextToken:
-            return _next_token(reply["logprobs"][0]["top_logprobs"], "bytes", list(token))
+        def take(reply: JsonValues) -> Bound:
+            return _bound(reply["logprobs"][0]["top_logprobs"], "bytes", list(token))
 
         return self.ask("/api/generate", request, take)
 
@@ -211,9 +205,9 @@ def _of_prompt(reply: JsonValues, ids: Sequence[int]) -> list[float]:
     return [float("nan") if value is None else float(value) for value in values[1:]]
 
 
-def _next_token(likeliest: Sequence[JsonValues], key: str, token: object) -> NextToken:
+def _bound(likeliest: Sequence[JsonValues], key: str, token: object) -> Bound:
     numbers = [float(candidate["logprob"]) for candidate in likeliest]
     for candidate, number in zip(likeliest, numbers, strict=True):
         if candidate[key] == token:
-            return NextToken(number, is_exact=True)
-    return NextToken(min(numbers), is_exact=False)
+            return number, -math.inf
+    return min(numbers), min(numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,16 +31,18 @@ class KnownModel:
     name: str  # that requests ask for, if nothing else is said
     tokenizer: Tokenizer
     rank: int | None  # of its adapter
+    max_length: int  # tokens of a row in training
+    # Of the export, whose sampling a server takes for its defaults.
+    generation: Mapping[str, Any]
+    lacking: str  # why there are no answers
     answers: ProofAnswers | None = None
-    lacking: str = ""  # why there are no answers
     run_dir: Path | None = None  # None: an export that lies elsewhere
     conversations: tuple[Conversation, ...] = ()
-    # Of the export, whose sampling a server takes for its defaults.
-    generation: Mapping[str, Any] = field(default_factory=dict)
     sees: bool = False  # images
 
+    @property
     def prompt_ids(self) -> list[int]:
-        """Return ids that the server can be asked to go on from."""
+        """Ids that the server can be asked to go on from."""
         if self.answers is not None:
             return list(self.answers.ids[0][:16])
         return self.tokenizer.encode_text("Ping?")
@@ -48,9 +50,7 @@ class KnownModel:
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer."""
-        if self.answers is not None and "eos_ids" in self.answers.facts:
-            return tuple(self.answers.facts["eos_ids"])
-        return self.tokenizer.eos_ids
+        return self.answers.eos_ids if self.answers is not None else self.tokenizer.eos_ids
 
 
 def known_model(folder: Path) -> KnownModel:
@@ -73,11 +73,12 @@ def known_model(folder: Path) -> KnownModel:
     if (run_dir / RESOLVED).is_file():
         return _of_run(run_dir, str(facts["checkpoint"]["name"]))
     return KnownModel(
-        str(facts["run"]["name"]),
-        _tokenizer(folder),
-        facts["run"]["config"]["lora"]["r"] if facts["kind"] == "adapter" else None,
-        lacking="its run directory keeps log-probabilities, and it is not here; name the run instead",
+        name=str(facts["run"]["name"]),
+        tokenizer=_tokenizer(folder),
+        rank=facts["run"]["config"]["lora"]["r"] if facts["kind"] == "adapter" else None,
+        max_length=facts["run"]["config"]["data"]["max_length"],
         generation=read_json(folder / _GENERATION),
+        lacking="its run directory keeps log-probabilities, and it is not here; name the run instead",
     )
 
 
@@ -90,24 +91,20 @@ def _of_run(run_dir: Path, checkpoint: str) -> KnownModel:
             f"{run_dir} is a run of task {config.task}, whose model has no next tokens to compare; --check takes models "
             "that write texts"
         )
-    answers = None
-    path = proof_answers.path_of(run_dir, checkpoint)
-    if path.is_file():
-        answers = proof_answers.read(path)
-    generation = {}
-    for file in sorted((run_dir / "exports").glob(f"{checkpoint}-*/{_GENERATION}")):
-        generation = read_json(file)
+    record = proof_answers.path_of(run_dir, checkpoint)
+    generations = sorted((run_dir / "exports").glob(f"{checkpoint}-*/{_GENERATION}"))
     return KnownModel(
-        config.name or model_short_name(config.model.path),
-        _tokenizer(checkpoints.choose(run_dir, checkpoint)),
-        config.lora.r if config.lora else None,
-        answers,
-        f"{run_dir} keeps no log-probabilities of {checkpoint}; `kubetune export {run_dir}` records them, where its base "
-        "is",
-        run_dir,
-        kept_conversations.read(run_dir),
-        generation,
-        config.sees,
+        name=config.name or model_short_name(config.model.path),
+        tokenizer=_tokenizer(checkpoints.choose(run_dir, checkpoint)),
+        rank=config.lora.r if config.lora else None,
+        max_length=config.data.max_length,
+        generation=read_json(generations[-1]) if generations else {},
+        lacking=f"{run_dir} keeps no log-probabilities of {checkpoint}; `kubetune export {run_dir}` records them, where "
+        "its base is",
+        answers=proof_answers.read(record) if record.is_file() else None,
+        run_dir=run_dir,
+        conversations=kept_conversations.read(run_dir),
+        sees=config.sees,
     )
 
 
