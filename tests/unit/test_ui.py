@@ -30,6 +30,7 @@ from kubetune.reporting.hero import hero
 from kubetune.reporting.histogram import shared_bars
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.reporting.reading import read_run
+from kubetune.reporting.rendering import labelled
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
@@ -508,7 +509,7 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
 
 def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:
     text = client.get("/compare?dir=first&dir=second").text
-    assert re.search(r"<td>90 % <small>95 %: 81–95 %</small>", text)
+    assert re.search(r"<td[^>]*>90 % <small>95 %: 81–95 %</small>", text)
     assert "/compare?dir=first&amp;dir=second" in text
 
 
@@ -561,9 +562,9 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
         # One number is the same text in the point, the table of evaluations and that of the verdict.
         page = client.get("/run?dir=a").text
         assert '<span class="to">94 %</span>' in page
-        assert page.count("<td>94 %</td>") >= 2
-        assert "<td>0.94</td>" not in page
-        assert "<td>81–95 %</td>" in page
+        assert page.count(">94 %</td>") >= 2
+        assert ">0.94</td>" not in page
+        assert ">81–95 %</td>" in page
         chosen = client.get("/", params={"metric": "eval_loss"}).text
         assert '<span class="line">0.0726</span>' in chosen
         assert client.get("/", params={"metric": "eval_moon"}).status_code == 400
@@ -939,3 +940,20 @@ def test_a_run_of_a_cluster_without_a_step_says_so() -> None:
     assert "no step yet" in shown
     run = {"state": "running", "why": "", "progress": {"step": 3, "steps": 9, "loss": 0.5}}
     assert "3 of 9 steps, loss 0.5" in part.render(problem="", name="far", status=run)
+
+
+def test_cells_carry_the_headings_of_their_columns() -> None:
+    table = (
+        '<table class="numbers wide"><thead><tr><th scope="col">step</th>'
+        "<th>exact <b>match</b></th><th>of A &amp; B</th></tr></thead>"
+        '<tbody><tr class="best"><th scope="row">150</th><td>92 %</td><td class="text">x</td></tr>'
+        '<tr><th scope="row">loss</th><td></td><td>7</td></tr></tbody></table>'
+    )
+    labelled_table = labelled(table)
+    assert '<th data-label="step" scope="row">150</th>' in labelled_table
+    assert '<td data-label="exact match">92 %</td>' in labelled_table
+    assert '<td data-label="of A &amp; B" class="text">x</td>' in labelled_table
+    assert '<th scope="row">loss</th>' in labelled_table, "what has a name needs none"
+    # Others, and their text, stay as they are.
+    for page in ("<table><thead><tr><th>a</th></tr></thead></table>", "<pre>&lt;tr></pre>"):
+        assert labelled(page) == page

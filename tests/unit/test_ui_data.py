@@ -103,9 +103,7 @@ def test_bad_records_are_listed_a_page_at_a_time(
         page = client.get(address).text
         assert "3 bad records" in page
         assert HOSTILE not in page
-        seen += re.findall(
-            r'<tr><td class="text">([^<]+)</td><td>(\d+)</td><td class="text">', page
-        )
+        seen += re.findall(r"<tr><td[^>]*>([^<]+)</td><td[^>]*>(\d+)</td><td[^>]*>", page)
         after = re.search(r'id="next" href="([^"]+)"', page)
         address = after[1].replace("&amp;", "&") if after else ""
     assert seen == [(str(data), "2"), (str(data), "3"), (str(data), "5")]
