@@ -199,6 +199,8 @@ def test_ranks_train_as_one_and_the_result_is_exported(inputs: Path, tmp_path: P
         assert (steps[0].get(name) is not None) == is_measured, name
     evaluations = [line for line in metrics.read_metrics(one) if "eval_loss" in line]
     assert evaluations[-1]["eval_divergence"] < steps[0]["divergence"]
+    before = json.loads((one / metrics.BASE).read_text())["metrics"]["eval_divergence"]
+    assert before > evaluations[-1]["eval_divergence"], "of the same rows, before the first step"
     for line in metrics.read_lines(one / metrics.TIMINGS):
         assert 0 < line["teacher_seconds"] < line["seconds"]
         assert line["train_seconds"] == line["seconds"] - line["teacher_seconds"]

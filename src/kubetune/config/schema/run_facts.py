@@ -120,7 +120,7 @@ class RunFacts(RunSections):
     def needs_base(self) -> bool:
         """True if the model before training is measured too, so that the run says whether it got better."""
         # What these tasks measure is read off rows that are evaluated anyway, so it costs one evaluation.
-        tells = self.classifies or self.task == "preference"
+        tells = self.classifies or self.task in ("preference", "distill")
         return bool(self.evaluation.names) or (tells and bool(self.data.eval))
 
     @property
