@@ -29,6 +29,8 @@ from kubetune.library.sweep.sweep_record import (
 )
 from kubetune.library.sweep.winner import lead_of
 from kubetune.reporting.cards import Card
+from kubetune.reporting.look.measured import measured
+from kubetune.reporting.point import label_of
 from kubetune.reporting.sweeps.facts import RunLink, Setting, SweepFacts, TrialFacts
 from kubetune.reporting.sweeps.sweep_page import write_sweep_report
 
@@ -191,7 +193,7 @@ def _cards(record: Record, search: Search, best: TrialFacts | None) -> list[Card
     if states["failed"]:
         failed = f"{states['failed']} failed"
     cards = [
-        Card(f"Best {search.metric}", number(value), about),
+        Card(f"Best {label_of(search.metric)}", measured(value, search.metric), about),
         Card("Done", number(states["done"]), of_all),
     ]
     # What there is none of is no number that anybody wants first.
@@ -214,8 +216,8 @@ def _importance(record: Record, done: int) -> str:
     """Return a sentence on how the importances were computed, or on why there are none."""
     if done < LEAST_FOR_IMPORTANCE:
         return (
-            f"Too few trials: {done} done, at least {LEAST_FOR_IMPORTANCE} are needed. "
-            "With fewer, the numbers would be chance."
+            f"Too few trials: {done} done, at least {LEAST_FOR_IMPORTANCE} are needed to tell how much each "
+            "setting matters. With fewer, the numbers would be chance."
         )
     importance = record.importance
     if importance is None:
