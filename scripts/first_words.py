@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
@@ -87,7 +88,7 @@ MISTAKES = {
 
 def make_world(folder: Path) -> None:
     """Write the files that the commands name."""
-    rows = [
+    rows: list[Mapping[str, object]] = [
         {"prompt": f"What is {n} plus {n}?", "completion": f"It is {2 * n}."} for n in range(40)
     ]
     _write_rows(folder / "train.jsonl", rows)
@@ -126,7 +127,7 @@ def make_world(folder: Path) -> None:
     _end(folder / "done")
 
 
-def _write_rows(file: Path, rows: list[dict[str, object]]) -> None:
+def _write_rows(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 

@@ -13,7 +13,7 @@ from kubetune.config.schema import Config
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.plan.plan import Plan, make_plan
-from kubetune.plan.proposals import GpuPool, Run, Way, propose
+from kubetune.plan.proposals import GpuPool, RunToPlace, Way, propose
 
 POOLS = ("24GB", "2x24GB", "80GB", "8x80GB", "8x8x80GB")
 ROWS = 8
@@ -97,7 +97,7 @@ def _cell(name: str, gpus: str, settings: tuple[str, ...]) -> str:
         f"training.per_device_train_batch_size={ROWS}",
         *settings,
     ]
-    run = Run(load_config(None, overrides=words), partial(make_plan), partial(_costs, name))
+    run = RunToPlace(load_config(None, overrides=words), partial(make_plan), partial(_costs, name))
     is_lora = run.config.lora is not None
     for way in propose(run, pool).ways:
         # Adapters have a table of their own.
@@ -107,7 +107,7 @@ def _cell(name: str, gpus: str, settings: tuple[str, ...]) -> str:
 
 
 def _words(way: Way) -> str:
-    parts = []
+    parts: list[str] = []
     if way.plan.world_size > 1:
         parts.append(way.config.training.parallelism)
     if way.config.quantization != "none" and way.config.quantization != "auto":

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
@@ -67,7 +68,7 @@ def main() -> int:
 
 def pins_for(constraints: str, python: str) -> list[str]:
     """Return the pins that hold on a Python, without their markers."""
-    environment = dict(default_environment())
+    environment: dict[str, Any] = {**default_environment()}
     environment["python_full_version"] = python
     environment["python_version"] = python.rpartition(".")[0]
     pins = []

@@ -118,7 +118,10 @@ def write(pictures: list[Picture], path: Path) -> None:
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     font = ImageFont.truetype(fonts / "DejaVuSansMono.ttf", FONT_SIZE)
     palette = draw(pictures[-1], font).quantize(32)
-    frames = [draw(picture, font).quantize(palette=palette, dither=0) for picture in pictures]
+    frames = [
+        draw(picture, font).quantize(palette=palette, dither=Image.Dither.NONE)
+        for picture in pictures
+    ]
     durations = [round(SHOWN_SECONDS * 1000)] * (len(frames) - 1) + [round(LAST_SECONDS * 1000)]
     frames[0].save(
         path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True

@@ -35,7 +35,7 @@ def python_packages(folder: Path) -> Iterator[Component]:
 
 def python_licence(package: Distribution) -> Component:
     """Return the licence as an SPDX expression if the package has one, else in the package's words."""
-    facts = package.metadata
+    facts: Any = package.metadata
     expression = facts.get("License-Expression")
     if expression:
         return {"licenses": [{"expression": expression}]}

@@ -53,7 +53,8 @@ def write_typeface(package: Path) -> None:
 
 def write_colours(package: Path) -> None:
     """Write the scales of both schemes as custom properties."""
-    light, dark = [], []
+    light: list[str] = []
+    dark: list[str] = []
     for scale in SCALES:
         for name, lines in ((f"{scale}.css", light), (f"{scale}-dark.css", dark)):
             text = (package / name).read_text("utf-8").partition("@supports")[0]
