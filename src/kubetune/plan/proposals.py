@@ -56,12 +56,12 @@ class GpuPool:
             first, second, memory = match.groups()
             nodes = int(first) if second else 1
             pool = cls(nodes, int(second or first or 1), quantity_bytes(memory))
-        if match is None or not (pool.gpus and pool.gpu_bytes):
-            raise ConfigError(
-                f"--gpus: found {text!r}; expected GPUs and the memory of each, such as 2x24GB, or nodes too, such as "
-                "4x8x80GB"
-            )
-        return pool
+            if pool.gpus and pool.gpu_bytes:
+                return pool
+        raise ConfigError(
+            f"--gpus: found {text!r}; expected GPUs and the memory of each, such as 2x24GB, or nodes too, such as "
+            "4x8x80GB"
+        )
 
 
 @dataclass(frozen=True)
