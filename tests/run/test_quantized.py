@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
+from kubetune.batching.batch import collate
 from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
+from kubetune.models import quantization
 from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.quantization import count
@@ -26,7 +30,13 @@ from kubetune.tasks import causal_lm, preference, sequence_classification
 from kubetune.tasks.task import Task
 from kubetune.training.reference.scores import AskedForAnswers, scores
 from tests import reviews, toy
-from tests.architectures import randomize_lora, relative_error, save_model, take_gradients
+from tests.architectures import (
+    random_rows,
+    randomize_lora,
+    relative_error,
+    save_model,
+    take_gradients,
+)
 from tests.preferences import write_pairs
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -163,6 +173,39 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
             assert (ours_of_leaf - other).norm() <= (
                 1e-5 if dtype == "float32" else 1e-2
             ) * other.norm()
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_a_file_that_was_quantised_before_learns_as_one_that_is_now(
+    bits: str, tmp_path: Path
+) -> None:
+    now = make_causal_lm(tmp_path, bits)
+    settings = quantization.settings(bits, now.lora, torch.float32)
+    lm = AutoModelForCausalLM.from_pretrained(now.model.path, quantization_config=settings)
+    lm.save_pretrained(tmp_path / "file")
+    for file in (tmp_path / "wide").glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "file")
+    before = make_causal_lm(tmp_path, "none")
+    model = before.model.model_copy(update={"path": str(tmp_path / "file")})
+    before = before.model_copy(update={"model": model})
+
+    batch = collate(random_rows((37, 5)))
+    gradients = []
+    for config in (now, before):
+        spec = ModelSpec.of(config)
+        learner = causal_lm.TASK.build(spec, config.training, World(), Workload(0))
+        randomize_lora(learner.model)
+        # An evaluation must not change how the codes lie.
+        learner.model.eval()
+        with torch.no_grad():
+            causal_lm.TASK.evaluate(learner, batch)
+        learner.model.train()
+        causal_lm.TASK.backward(learner, batch, 1.0)
+        gradients.append(take_gradients(learner.model))
+    of_now, of_before = gradients
+    assert of_now.keys() == of_before.keys()
+    for name, gradient in of_now.items():
+        torch.testing.assert_close(of_before[name], gradient)
 
 
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])

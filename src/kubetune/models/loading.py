@@ -150,9 +150,10 @@ def _placed(loaded: Any, device: torch.device, is_quantised: bool) -> nn.Module:
         others = [weight for name, weight in loaded.named_parameters() if not is_expert(name)]
         # Stacks of experts come last. By then files with separate experts are unmapped: never both in memory.
         let_go_of_files([*others, *experts])
+    # Also of files that were quantised before.
+    quantization.keep_layout(loaded)
     if not is_quantised:
         return loaded.to(device)  # type: ignore[no-any-return]
-    quantization.keep_layout(loaded)
     _warn_of_experts(experts)
     return loaded  # type: ignore[no-any-return]
 
