@@ -173,7 +173,7 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
 
 def alone(model: Any, run: Callable[[], Any]) -> float:
     """Return CPU seconds of forward and backward of the experts of all layers, on what `run` gives them."""
-    from kubetune.models.mixtures.experts import stacks_of
+    from kubetune.models.mixtures.stacked_experts import stacks_of
 
     calls: list[tuple[Any, Any]] = []  # layer, and its arguments
     layers = [model.get_submodule(name) for name in stacks_of(model)]

@@ -27,7 +27,7 @@ from kubetune.result.publishing import hub_upload
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.reading import sources
-from kubetune.plugins.recipes import files
+from kubetune.plugins.recipes import dataset_files
 hub_upload.WAITS_SECONDS, hub.PATIENCE_SECONDS = (0.0,), 1.0
 datasets.config.STREAMING_READ_MAX_RETRIES, datasets.config.STREAMING_READ_RETRY_INTERVAL = 2, 0
 for function in (http.http_backoff, http.http_stream_backoff.__wrapped__):
@@ -47,7 +47,7 @@ def ask(what, repo, folder):
             case "judge":
                 hub.require_dataset(repo, os.environ)
             case "convert":
-                files.locate_splits(f"hub:{repo}", ["train"], are_given=False)
+                dataset_files.locate_splits(f"hub:{repo}", ["train"], are_given=False)
             case "push":
                 hub_upload.upload(folder, repo, private=True, message="m")
     except errors.KubetuneError as error:

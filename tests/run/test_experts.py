@@ -21,7 +21,12 @@ from kubetune.kernels import experts as kernels
 from kubetune.kernels import product_sizes
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.learner import Learner
-from kubetune.models.mixtures.experts import is_described, routers_of, stacks_of, swap_experts
+from kubetune.models.mixtures.stacked_experts import (
+    is_described,
+    routers_of,
+    stacks_of,
+    swap_experts,
+)
 from kubetune.models.mixtures.targets import unreached_names
 from kubetune.models.padding_free import choose_attention
 from kubetune.plan.base_model import may_lack_targets, require_targets

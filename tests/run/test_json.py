@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kubetune import cli, errors
-from kubetune.base.registry import client as registry_client
+from kubetune.base.registry import registry_client as registry_client
 from kubetune.cli.overview import VERBS
 from kubetune.rundir import exit_status
 from kubetune.rundir.mirror import copier

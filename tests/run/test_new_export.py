@@ -61,7 +61,7 @@ from pathlib import Path
 from kubetune.result.publishing.description import describe
 from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.publishing.exporting import export_run
-from kubetune.ui.result.choices import forms_of, gguf_types_of
+from kubetune.ui.result.result_choices import forms_of, gguf_types_of
 
 run = Path({run!r})
 types = gguf_types_of(run)

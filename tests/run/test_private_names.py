@@ -22,7 +22,7 @@ from kubetune.kernels.attention import blockwise, joined
 from kubetune.kernels.attention.blockwise import Rule
 from kubetune.models import attention_hooks, compiled_layers, fsdp
 from kubetune.models.adapters import fp8
-from kubetune.models.mixtures import experts
+from kubetune.models.mixtures import stacked_experts
 from kubetune.rundir.tracking.tensorboard_tracker import TensorBoardSink
 from kubetune.rundir.tracking.tracker_queue import TrackedRun
 from kubetune.training import worker
@@ -181,9 +181,9 @@ def test_any_error_leads_back_from_a_compiler_whose_errors_are_not_known(
 def test_experts_that_do_not_say_how_they_compute_are_left_to_transformers() -> None:
     module = nn.Module()
     for name in ("has_gate", "has_bias", "is_transposed", "_apply_gate"):
-        assert not experts.is_described(module)
+        assert not stacked_experts.is_described(module)
         setattr(module, name, True)
-    assert experts.is_described(module)
+    assert stacked_experts.is_described(module)
 
 
 @pytest.mark.parametrize(("asked", "seconds"), [("30", 30.0), ("soon", 0.0), ("", 0.0)])

@@ -26,7 +26,7 @@ from kubetune.result.forms.wanted import WantedExport
 from kubetune.result.inference import proof_answers
 from kubetune.result.publishing.exporting import export_run
 from kubetune.result.served.known_model import known_model
-from kubetune.result.served.watch import Watched, watch
+from kubetune.result.served.server_watch import Watched, watch
 from kubetune.rundir import metrics
 from kubetune.supervisor.observers import prometheus
 from tests import toy

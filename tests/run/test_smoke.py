@@ -25,8 +25,8 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.plugins.diagnostics.smoke import checks, measure
-from kubetune.plugins.diagnostics.smoke.measure import outliers
+from kubetune.plugins.diagnostics.smoke import checks, rank_measurements
+from kubetune.plugins.diagnostics.smoke.rank_measurements import outliers
 from kubetune.plugins.diagnostics.smoke.settings import Settings
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.ranks import free_port, started, wait_all, wait_until
@@ -326,7 +326,7 @@ def test_a_loss_that_does_not_fall_is_bad(tmp_path: Path) -> None:
 def test_wrong_sums_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     of_two = checks.Checks(World(size=2), SMALL)
     monkeypatch.setattr(checks, "_SIZES", {"cpu": (4096,)})
-    monkeypatch.setattr(measure, "all_reduce_seconds", lambda size, world: 1e-3)
+    monkeypatch.setattr(rank_measurements, "all_reduce_seconds", lambda size, world: 1e-3)
     monkeypatch.setattr(process_group, "sum_", lambda tensor, world: tensor)
     monkeypatch.setattr(process_group, "agree", lambda flag, world: flag)
     of_two.all_reduces()

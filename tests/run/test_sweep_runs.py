@@ -17,7 +17,7 @@ import pytest
 from kubetune import errors
 from kubetune.base.files import read_object
 from kubetune.library.sweep.sweep_record import Record, read_record, read_search
-from kubetune.plugins.diagnostics.verify_resume import facts_of, first_difference
+from kubetune.plugins.diagnostics.resume_proof import facts_of, first_difference
 from kubetune.rundir import metrics
 from kubetune.rundir.status import progress
 from kubetune.training import step_digest

@@ -17,7 +17,7 @@ from kubetune.cli.local.verify_resume import describe
 from kubetune.config.resolved import as_yaml
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
-from kubetune.plugins.diagnostics import verify_resume
+from kubetune.plugins.diagnostics import resume_proof
 from kubetune.rundir import metrics
 from kubetune.training import loop, worker
 from kubetune.training.start import feeding
@@ -63,15 +63,15 @@ def verdict_of(
     folder: Path,
     worker: Callable[[Sequence[str]], int] = worker.main,
     world_size: int = 1,
-) -> verify_resume.Verdict:
+) -> resume_proof.Verdict:
     """Return the verdict on real ranks that run `worker`."""
 
     def start(run_dir: Path, environ: Mapping[str, str]) -> int:
         with started(worker, world_size, [str(run_dir)], environ=environ) as processes:
             return max(wait_all(processes))
 
-    short = verify_resume.shortened(config, STEPS)
-    return verify_resume.verify(
+    short = resume_proof.shortened(config, STEPS)
+    return resume_proof.verify(
         short, make_plan(short, world_size=world_size), STOP_AT, folder, start
     )
 
@@ -83,7 +83,7 @@ def test_a_sound_resume_is_exact(config: Config, tmp_path: Path, world_size: int
     assert verdict.difference is None
     assert (verdict.steps, verdict.stopped_at, verdict.world_size) == (STEPS, STOP_AT, world_size)
     # The comparison saw every step of every rank, the evaluations and the last checkpoint.
-    facts = verify_resume.facts_of(tmp_path / "resumed")
+    facts = resume_proof.facts_of(tmp_path / "resumed")
     assert len(facts) == verdict.facts
     for what in (
         "batch ids",
@@ -157,7 +157,7 @@ def test_nothing_leaves_this_machine(inputs: Path) -> None:
         "tracking": {"mlflow": {}},
         "logging": {"before_after": 4},
     }
-    short = verify_resume.shortened(toy.make_config(inputs, **outlets), STEPS)
+    short = resume_proof.shortened(toy.make_config(inputs, **outlets), STEPS)
     assert (short.push, short.mirror, short.tracking.mlflow, short.logging.before_after) == (
         None,
         None,

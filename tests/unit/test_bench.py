@@ -20,7 +20,7 @@ from kubetune.models import base_shards
 from kubetune.plan import measured
 from kubetune.plan.model_shapes import read_weights, shapes_of
 from kubetune.plan.plan import make_plan
-from kubetune.plugins.diagnostics.bench import cases, inputs, measure, verdict
+from kubetune.plugins.diagnostics.bench import auto_verdict, cases, inputs, measure
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import slug
 from kubetune.training.start import auto_settings
@@ -51,7 +51,7 @@ def rows(**speeds: float) -> dict[str, dict[str, object]]:
 
 
 def test_the_faster_is_chosen_where_both_were_measured() -> None:
-    choice = verdict.choices(
+    choice = auto_verdict.choices(
         rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"]
     )
     assert choice.pop("why").startswith(
@@ -60,19 +60,19 @@ def test_the_faster_is_chosen_where_both_were_measured() -> None:
     # Of 18,000 tokens, 180 s without compiling are 120 s and 60 s of compiling with it.
     assert choice.pop("compile_from") == pytest.approx(4.0 * 4e9 * 18_000)
     assert choice == {"compile": "layers", "fp8": True, "attention": "padding_free"}
-    choice = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"])
+    choice = auto_verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"])
     assert choice.pop("why")
     assert choice == {"compile": False}
-    assert verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"]) == {
+    assert auto_verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"]) == {
         "why": ""
     }
 
 
 def test_cases_that_compute_the_same_must_begin_with_the_same_loss() -> None:
     timings = rows(plain=100, compiled=120, fp8=180)
-    assert verdict.disagreements(timings) == []
+    assert auto_verdict.disagreements(timings) == []
     timings["4B LoRA, bfloat16, compiled"]["losses"] = [2.1]
-    (message,) = verdict.disagreements(timings)
+    (message,) = auto_verdict.disagreements(timings)
     assert (
         message
         == "4B LoRA, bfloat16, compiled: the first loss is 2.1000, and 2.0000 of 4B LoRA, bfloat16"
@@ -240,11 +240,11 @@ def test_what_gathering_ahead_brings_is_said_where_both_ran() -> None:
         f"8B {cases.PARTS}": {"tokens_per_second": 120},
         f"8B {cases.PARTS_LATE}": {"tokens_per_second": 100},
     }
-    assert verdict.overlap(results, ["4B", "8B"], "cuda") == (
+    assert auto_verdict.overlap(results, ["4B", "8B"], "cuda") == (
         "gathering the next layer ahead: 1.20 times the speed (8B)"
     )
-    assert "on a CPU this means nothing" in str(verdict.overlap(results, ["8B"], "cpu"))
-    assert verdict.overlap(results, ["4B"], "cuda") is None
+    assert "on a CPU this means nothing" in str(auto_verdict.overlap(results, ["8B"], "cpu"))
+    assert auto_verdict.overlap(results, ["4B"], "cuda") is None
     assert cases.GATHER_LATE == base_shards.GATHER_LATE
     assert {case.ranks for case in cases.on_gpu(4)} == {1, 4}
     assert {case.ranks for case in cases.on_gpu(1)} == {1}

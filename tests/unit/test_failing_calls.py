@@ -280,7 +280,7 @@ HUB_CASES = {
     "data/prepared/fetch_worker.py": "run/test_broken_hub.py",
     "data/reading/hub.py": "run/test_broken_hub.py",
     "data/reading/sources.py": "run/test_broken_hub.py",
-    "plugins/recipes/files.py": "run/test_broken_hub.py",
+    "plugins/recipes/dataset_files.py": "run/test_broken_hub.py",
     "result/publishing/hub_upload.py": "run/test_broken_hub.py",
 }
 
@@ -317,7 +317,7 @@ def test_every_file_that_asks_the_hub_has_a_test_that_breaks_it() -> None:
 
 
 RANKS_CASES = {
-    "plugins/diagnostics/smoke/measure.py": "run/test_smoke.py",
+    "plugins/diagnostics/smoke/rank_measurements.py": "run/test_smoke.py",
     "distributed/process_group.py": "unit/test_failing_calls.py",
     "distributed/rendezvous.py": "crash/test_hang.py",
     "models/fsdp.py": "crash/test_peers.py",

@@ -10,7 +10,7 @@ import pytest
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import local_files, render
-from kubetune.k8s.manifests.kinds.gang import total
+from kubetune.k8s.manifests.kinds.gang_scheduling import total
 from tests.golden.made import MINIMAL, made, planned, the, trainer_pods
 
 VOLCANO = "kubernetes.scheduling={gang: volcano, queue: research}"

@@ -15,8 +15,8 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import files
-from kubetune.base.registry import address, client, pull
-from kubetune.base.registry import fetch_worker as image_worker
+from kubetune.base.registry import address, pull, registry_client
+from kubetune.base.registry import image_fetch_worker as image_worker
 from kubetune.config.naming import model_short_name
 from kubetune.config.schema import ModelConfig
 from kubetune.data.prepared import fetch_worker, identity
@@ -30,7 +30,7 @@ RAW = "application/vnd.cncf.model.weight.v1.raw"
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(client, "WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(registry_client, "WAITS_SECONDS", (0.0, 0.0))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "kubetune" / "oci"

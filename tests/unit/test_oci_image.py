@@ -19,7 +19,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import whole_folder
-from kubetune.base.registry import client, credentials, pull
+from kubetune.base.registry import docker_credentials, pull, registry_client
 from kubetune.base.registry.address import parse
 from kubetune.result.publishing import oci_image
 from kubetune.result.publishing.oci_image import PushedImage
@@ -40,7 +40,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _without_waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(client, "WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(registry_client, "WAITS_SECONDS", (0.0, 0.0))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
 
 
@@ -76,7 +76,7 @@ def push(export: Path, host: str, *, as_modelpack: bool = False) -> PushedImage:
 
 def log_in(host: str, **entry: str) -> None:
     """Write what `docker login` writes."""
-    place = credentials.config_file()
+    place = docker_credentials.config_file()
     place.parent.mkdir(exist_ok=True)
     if not entry:
         entry = {"auth": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()}
@@ -169,16 +169,16 @@ def test_a_push_that_broke_off_goes_on_after_the_last_whole_layer(
 
     registry.blobs.clear()
     registry.manifests.clear()
-    monkeypatch.setattr(client, "WAITS_SECONDS", ())
-    put_blob = client.Registry.put_blob
+    monkeypatch.setattr(registry_client, "WAITS_SECONDS", ())
+    put_blob = registry_client.Registry.put_blob
 
-    def break_at_second(self: client.Registry, *args: object) -> None:
+    def break_at_second(self: registry_client.Registry, *args: object) -> None:
         if registry.blobs:
             registry.breaks["PUT"] = 1
         put_blob(self, *args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(client.Registry, "put_blob", break_at_second)
+        patched.setattr(registry_client.Registry, "put_blob", break_at_second)
         with pytest.raises(errors.EnvironmentFault, match="What has arrived stays there"):
             push(export, registry.host)
     assert registry.manifests == {}, "nobody sees half a model"
@@ -257,7 +257,7 @@ def test_helpers_of_docker_are_asked(
 ) -> None:
     registry.login = "bearer"
     log_in(registry.host)
-    place = credentials.config_file()
+    place = docker_credentials.config_file()
     place.write_text(json.dumps({key: {registry.host: "x"} if key == "credHelpers" else "x"}))
     helper = tmp_path / "docker-credential-x"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -304,7 +304,7 @@ def test_refusals_say_what_to_do(
 
 
 def test_an_unknown_host_is_not_tried_again(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "WAITS_SECONDS", (600.0,))
+    monkeypatch.setattr(registry_client, "WAITS_SECONDS", (600.0,))
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     def resolve(*args: object, **options: object) -> None:
@@ -323,7 +323,7 @@ def test_no_secret_is_sent_without_encryption() -> None:
     for host in ("localhost:5000", "127.0.0.1", "[::1]:5000"):
         assert parse(f"oci://{host}/a:1").is_plain
     with (
-        client.Registry(address) as registry,
+        registry_client.Registry(address) as registry,
         pytest.raises(errors.EnvironmentFault, match="not encrypted"),
     ):
         registry._session._log_in('Bearer realm="http://elsewhere.example.com/token",service="x"')
@@ -385,7 +385,7 @@ def test_a_real_registry_takes_it_and_gives_it_back(
 
         def fetch(path: str) -> bytes:
             url = f"http://{host}/v2/team/bot/{path}"
-            request = urllib.request.Request(url, headers={"Accept": client.MANIFEST_TYPE})
+            request = urllib.request.Request(url, headers={"Accept": registry_client.MANIFEST_TYPE})
             with urllib.request.urlopen(request) as response:
                 return bytes(response.read())
 

@@ -17,7 +17,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.gpu_pools import gpu_pool
 from kubetune.library.measured_choices import with_measured_choices
-from kubetune.library.proposals import write_way
+from kubetune.library.proposed_changes import write_way
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
 from kubetune.plan.devices import device_bytes
 from kubetune.plan.forecast import forecast

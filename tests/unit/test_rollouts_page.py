@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from kubetune.config.schema.rewards import RewardConfig
-from kubetune.reporting import rollouts as of_page
+from kubetune.reporting import answers_over_time as of_page
 from kubetune.reporting import write_report
+from kubetune.reporting.answers_over_time import SECTION, WHOLE_PROMPT, shown_rollouts
 from kubetune.reporting.rendering import turns
-from kubetune.reporting.rollouts import SECTION, WHOLE_PROMPT, shown_rollouts
 from kubetune.rundir import rollout_files
 from kubetune.ui.server import application
 from kubetune.ui.site import Site

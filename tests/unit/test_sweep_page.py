@@ -13,10 +13,10 @@ import pytest
 
 from kubetune.base.locks import lock
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.library.sweep import overview
+from kubetune.library.sweep import sweep_list
 from kubetune.library.sweep.live_page import sweep_facts, write_page
-from kubetune.library.sweep.overview import find_sweeps, sweep_state
 from kubetune.library.sweep.ranges import split
+from kubetune.library.sweep.sweep_list import find_sweeps, sweep_state
 from kubetune.library.sweep.sweep_record import (
     LOCK,
     SWEEP,
@@ -200,7 +200,7 @@ def test_a_half_file_is_named(tmp_path: Path) -> None:
     (folder / TRIALS).write_text(text[: len(text) // 2])
     with pytest.raises(EnvironmentFault, match=r"trials\.json"):
         sweep_facts(folder)
-    facts = overview.overview(folder)
+    facts = sweep_list.overview(folder)
     assert facts["state"] == "damaged"
     assert "trials.json" in facts["why"]
     with pytest.raises(ConfigError, match="no sweep"):
@@ -235,7 +235,7 @@ def test_the_state_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.Mon
     assert state_now()[0] == "failed"
     with lock(folder / LOCK, wait=False):
         assert state_now()[0] == "failed", "its own process is about to end"
-        monkeypatch.setattr(overview.os, "getpid", lambda: 0)
+        monkeypatch.setattr(sweep_list.os, "getpid", lambda: 0)
         assert state_now() == ("running", "")
 
 

@@ -17,8 +17,8 @@ import kubetune
 from kubetune.config.load import load_config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.rundir import metrics
-from kubetune.ui import rows
-from kubetune.ui.rows import PAGE, Query, open_rows
+from kubetune.ui import row_search
+from kubetune.ui.row_search import PAGE, Query, open_rows
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
 from tests.ranks import wait_until
@@ -157,16 +157,18 @@ def test_what_is_not_prepared_or_not_there_is_said(client: TestClient) -> None:
 
 
 def test_rows_are_in_the_order_of_a_stable_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_FILTER_BATCH", 7)
+    monkeypatch.setattr(row_search, "_FILTER_BATCH", 7)
     draw = np.random.default_rng(0)
     for count in (0, 1, 7, 8, 100):
         keys = draw.integers(0, 20, 200).astype(np.uint32)
         chosen = np.sort(draw.choice(200, count, replace=False)).astype(np.uint32)
         expected = chosen[np.argsort(keys[chosen], kind="stable")]
-        assert rows._put_in_order(chosen.copy(), keys.__getitem__).tolist() == expected.tolist()
+        assert (
+            row_search._put_in_order(chosen.copy(), keys.__getitem__).tolist() == expected.tolist()
+        )
 
         hashes = draw.integers(0, 2**64, 30, np.uint64)[draw.integers(0, 30, 200)]
         values, counts = np.unique(hashes[chosen], return_counts=True)
         repeats = chosen[np.isin(hashes[chosen], values[counts > 1])]
         expected = repeats[np.argsort(hashes[repeats], kind="stable")]
-        assert rows._repeated(chosen.copy(), hashes).tolist() == expected.tolist()
+        assert row_search._repeated(chosen.copy(), hashes).tolist() == expected.tolist()

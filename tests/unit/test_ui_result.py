@@ -262,7 +262,7 @@ def test_a_run_is_begun_once_and_not_while_it_trains(
     again = client.post("/run/result/cancel", json=body, headers=OURS).json()
     assert "or it has ended" in again["problems"][0]
 
-    monkeypatch.setattr("kubetune.ui.commands.holders", lambda run_dir: [psutil.Process()])
+    monkeypatch.setattr("kubetune.ui.run_commands.holders", lambda run_dir: [psutil.Process()])
     (problem,) = ask(client, "export", "start")["problems"]
     assert problem.startswith("bot still trains on this machine")
     assert problem in client.get("/run/result?dir=bot").text

@@ -279,8 +279,8 @@ def check_server(
         ModelError: the run's model has no next tokens, as a classifier.
         EnvironmentFault: the server does not answer, or what the run keeps is damaged.
     """
-    from kubetune.result.served.check import check_served
     from kubetune.result.served.known_model import known_model
+    from kubetune.result.served.server_check import check_served
 
     return check_served(known_model(folder_of(run)), url, name, timeout)
 

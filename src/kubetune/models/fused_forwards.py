@@ -25,7 +25,7 @@ from kubetune.kernels.pointwise import Kernels
 from kubetune.models import fsdp, patches
 from kubetune.models.adapters import shared_input
 from kubetune.models.attention_hooks import CURRENT
-from kubetune.models.mixtures.experts import routers_of
+from kubetune.models.mixtures.stacked_experts import routers_of
 from kubetune.models.padding_free import decoder_layers, unwrap
 
 Forward = Callable[..., Tensor]

@@ -38,7 +38,7 @@ from kubetune.data.reading.hub import (
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import base_shards, patches, quantization, weight_files
 from kubetune.models.adapters import saved
-from kubetune.models.mixtures.experts import swap_experts
+from kubetune.models.mixtures.stacked_experts import swap_experts
 from kubetune.plan import model_shapes
 from kubetune.plan.base_model import Embeddings, require_plain_config, require_whole_groups
 from kubetune.plan.linears import UNQUANTISED, is_expert

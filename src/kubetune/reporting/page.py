@@ -15,7 +15,7 @@ from kubetune.base.humanize import counted, number, share, size
 from kubetune.base.logs import scrub
 from kubetune.reporting.chart import Chart, Line
 from kubetune.reporting.compared.charts import compared_charts, without_comparison
-from kubetune.reporting.compared.comparison import comparison_facts
+from kubetune.reporting.compared.run_comparison import comparison_facts
 from kubetune.reporting.evaluation_charts import evaluation_charts
 from kubetune.reporting.hero import MOST_CHARTS, Hero, hero, in_order
 from kubetune.reporting.reading import Incident, RunRecord, read_run

@@ -8,8 +8,8 @@ from typing import Any
 
 from kubetune.base.humanize import counted
 from kubetune.config.metric_names import full_name, is_greater_better, is_share, main_metric
-from kubetune.reporting.look.measured import interval as interval_in_words
-from kubetune.reporting.look.measured import measured
+from kubetune.reporting.look.metric_values import interval as interval_in_words
+from kubetune.reporting.look.metric_values import measured
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir import metrics
 from kubetune.rundir.intervals import wilson

@@ -10,7 +10,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from markupsafe import Markup
 
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
-from kubetune.reporting.look.measured import interval, measured
+from kubetune.reporting.look.metric_values import interval, measured
 from kubetune.reporting.look.style import favicon, style, text_of
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import now

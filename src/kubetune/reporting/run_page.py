@@ -14,10 +14,10 @@ from kubetune.base.humanize import counted, duration, number, size
 from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
+from kubetune.reporting.answers_over_time import SECTION, shown_rollouts
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
-from kubetune.reporting.rollouts import SECTION, shown_rollouts
 from kubetune.reporting.verdict_lines import verdict
 
 # Limits of a page, so that it can still be read.

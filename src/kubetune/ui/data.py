@@ -30,7 +30,7 @@ from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.errors import ConfigError
 from kubetune.rundir import metrics
 from kubetune.rundir.starts import day_of
-from kubetune.ui.rows import ORDERS, PAGE, PROBLEMS, Query, open_rows
+from kubetune.ui.row_search import ORDERS, PAGE, PROBLEMS, Query, open_rows
 from kubetune.ui.site import Missing, Site, act, find_run, page, site_of
 
 MOST_BAD = 50  # bad records of a page

@@ -15,7 +15,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kubetune.library.sweep.overview import sweep_state
+from kubetune.library.sweep.sweep_list import sweep_state
 from kubetune.library.sweep.sweep_record import read_record, read_search
 from kubetune.ui.run_index import signature
 from kubetune.ui.site import runs_of, site_of

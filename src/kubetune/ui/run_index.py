@@ -20,7 +20,7 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import read_config
 from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts, find_runs
-from kubetune.library.sweep.overview import find_sweeps, overview
+from kubetune.library.sweep.sweep_list import find_sweeps, overview
 from kubetune.library.sweep.sweep_record import SWEEP, TRIAL_RUNS
 from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run

@@ -20,8 +20,8 @@ from kubetune.rundir.labels import read_labels
 from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.chat.opening import ASKING
-from kubetune.ui.commands import launchers
 from kubetune.ui.failure import failure_of, mend_of
+from kubetune.ui.run_commands import launchers
 from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12

@@ -24,8 +24,8 @@ from kubetune.base.cpu import heap
 from kubetune.base.faults import known
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.reporting.look.style import style
-from kubetune.ui import cluster, commands, data, live, rollouts, run_pages, sweeps
-from kubetune.ui.chat import pages as chat
+from kubetune.ui import cluster, data, live, rollouts_page, run_commands, run_pages, sweeps
+from kubetune.ui.chat import chat_page as chat
 from kubetune.ui.form import at_hand, look, new_run
 from kubetune.ui.result import pages as results
 from kubetune.ui.security import Guard
@@ -78,17 +78,17 @@ def application(
         Route("/new/plan", new_run.plan, methods=["POST"]),
         Route("/new/start", new_run.start, methods=["POST"]),
         Route("/new/demo", new_run.demo, methods=["POST"]),
-        Route("/new/job", commands.job),
+        Route("/new/job", run_commands.job),
         Route("/run/result", results.result),
         Route("/run/result/command", results.command, methods=["POST"]),
         Route("/run/result/start", results.start, methods=["POST"]),
         Route("/run/result/cancel", results.cancel, methods=["POST"]),
-        Route("/run/stop", commands.stop, methods=["POST"]),
-        Route("/run/label", commands.label, methods=["POST"]),
-        Route("/run/delete", commands.delete, methods=["POST"]),
+        Route("/run/stop", run_commands.stop, methods=["POST"]),
+        Route("/run/label", run_commands.label, methods=["POST"]),
+        Route("/run/delete", run_commands.delete, methods=["POST"]),
         Route("/run/mend", new_run.mend, methods=["POST"]),
-        Route("/run/continue", commands.go_on, methods=["POST"]),
-        Route("/rollouts", rollouts.rollouts),
+        Route("/run/continue", run_commands.go_on, methods=["POST"]),
+        Route("/rollouts", rollouts_page.rollouts),
         Route("/chat", chat.chat),
         Route("/chat/stay", chat.stay),
         Route("/chat/say", chat.say, methods=["POST"]),

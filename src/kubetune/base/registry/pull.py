@@ -35,7 +35,7 @@ from kubetune.base.registry.address import (
     mounted_folder,
     parse,
 )
-from kubetune.base.registry.client import Registry
+from kubetune.base.registry.registry_client import Registry
 from kubetune.errors import EnvironmentFault, ModelError, first_line
 
 # Where ModelPack and oras write the path of a file that is a layer by itself.

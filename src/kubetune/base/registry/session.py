@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from kubetune.base.registry import credentials
+from kubetune.base.registry import docker_credentials
 from kubetune.base.registry.address import Address, is_loopback
 from kubetune.errors import EnvironmentFault, causes, first_line
 
@@ -160,7 +160,7 @@ class RegistrySession:
     def _log_in(self, challenge: str) -> None:
         """Get what the registry asks for in `WWW-Authenticate`: a name and password, or a token from its server."""
         scheme, _, rest = challenge.partition(" ")
-        credential = credentials.find(self.address.host)
+        credential = docker_credentials.find(self.address.host)
         if scheme.lower() == "basic":
             self._authorization = credential.basic if credential else None
             return
@@ -197,7 +197,7 @@ class RegistrySession:
         self,
         realm: str,
         parameters: dict[str, str],
-        credential: credentials.Credential | None,
+        credential: docker_credentials.Credential | None,
     ) -> httpx.Request:
         """Return the question to the token server, as docker asks it: with an identity token by POST, else by GET."""
         if credential is not None and credential.identity_token:

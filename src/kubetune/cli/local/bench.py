@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a line for each case, and write. The exit code is 3 where no case ran, or results differ."""
-    from kubetune.plugins.diagnostics.bench import verdict
+    from kubetune.plugins.diagnostics.bench import auto_verdict
     from kubetune.rundir.machine import slug
 
     device = "cuda" if visible_gpus(os.environ) else "cpu"
@@ -73,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
 
     # Conclude: what is fastest, and whether all cases of a model had the same losses.
     shapes = list(dict.fromkeys(case.shape for case in cases))
-    choices = verdict.choices(results, shapes)
-    disagreements = verdict.disagreements(results)
+    choices = auto_verdict.choices(results, shapes)
+    disagreements = auto_verdict.disagreements(results)
     _write(output, facts, results, choices=choices, disagreements=disagreements)
     for line in disagreements:
         print(f"differs: {line}")
-    gathered_ahead = verdict.overlap(results, shapes, device)
+    gathered_ahead = auto_verdict.overlap(results, shapes, device)
     if gathered_ahead is not None:
         print(gathered_ahead)
     # What a tiny model is fastest with does not hold for others.

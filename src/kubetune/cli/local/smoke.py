@@ -17,6 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train for a moment and judge. Return the exit code."""
-    from kubetune.plugins.diagnostics.smoke import launch
+    from kubetune.plugins.diagnostics.smoke import rank_launch
 
-    return launch.run(args)
+    return rank_launch.run(args)

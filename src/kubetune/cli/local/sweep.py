@@ -255,7 +255,7 @@ def _status(args: argparse.Namespace) -> Answer:
 
 def _show_status(folder: Path, search: Search, record: Record) -> None:
     """Print a table of the trials, and below it why nothing goes on, if so."""
-    from kubetune.library.sweep.overview import sweep_state
+    from kubetune.library.sweep.sweep_list import sweep_state
     from kubetune.library.sweep.sweep_record import summary
 
     # A trial's row has the best value so far, and the settings as they were typed.

@@ -26,7 +26,7 @@ from kubetune.plan.plan import make_plan
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args
 
 if TYPE_CHECKING:
-    from kubetune.plugins.diagnostics.verify_resume import Difference, Verdict
+    from kubetune.plugins.diagnostics.resume_proof import Difference, Verdict
 
 # Three before the stop and three after it: enough for a wrong learning rate or order of rows to show.
 STEPS = 6
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Answer:
     config = config_from_args(args, os.environ)
     _require_one_node(config.compute.nodes)
 
-    from kubetune.plugins.diagnostics.verify_resume import by_agent, shortened, verify
+    from kubetune.plugins.diagnostics.resume_proof import by_agent, shortened, verify
 
     # Both runs have the plan of the shortened config, so that they differ in nothing but the stop.
     short = shortened(config, args.steps)

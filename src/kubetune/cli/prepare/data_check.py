@@ -78,7 +78,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import require_hub_data, require_sources
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
-    from kubetune.library.verdict.problems import problems_of, require_none, sentences
+    from kubetune.library.verdict.run_problems import problems_of, require_none, sentences
     from kubetune.rundir.starts import day_of
 
     config = load_target(args)

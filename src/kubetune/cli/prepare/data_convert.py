@@ -192,7 +192,7 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
     """Convert a published data set."""
     from kubetune.config.environment import max_samples
     from kubetune.plugins.recipes.conversion import ConversionRequest, convert_recipe
-    from kubetune.plugins.recipes.files import HUB, locate_splits
+    from kubetune.plugins.recipes.dataset_files import HUB, locate_splits
     from kubetune.plugins.recipes.recipe import DataRecipe, Options
 
     # All mistakes of the command line are reported at once.

@@ -152,7 +152,7 @@ def _verdict(config: Config, explained: Sequence[str], *, has_model: bool) -> _V
     if not has_model:
         return _Verdict()
     from kubetune.library.plan_forecast import forecast_run
-    from kubetune.library.verdict.problems import sentences
+    from kubetune.library.verdict.run_problems import sentences
 
     try:
         forecast = forecast_run(config, os.environ)

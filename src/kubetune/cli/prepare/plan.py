@@ -104,7 +104,7 @@ def _require_model_here(path: str, kubernetes: KubernetesConfig | None) -> None:
 def _proposals(args: argparse.Namespace, config: Config) -> Answer:
     """Return the ways to train a run on certain GPUs, and write the best one if that is asked for."""
     from kubetune.library.gpu_pools import gpu_pool
-    from kubetune.library.proposals import COLUMNS, proposed, write_way, written
+    from kubetune.library.proposed_changes import COLUMNS, proposed, write_way, written
 
     file = run_file(args)
     if args.write and file is None:

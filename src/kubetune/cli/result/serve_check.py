@@ -88,7 +88,7 @@ def _known(args: argparse.Namespace) -> list[tuple[str | None, KnownModel]]:
 
 def _watch(args: argparse.Namespace) -> None:
     """Check for ever, and print a line where something has changed."""
-    from kubetune.result.served.watch import Watched, allowed_hooks, watch
+    from kubetune.result.served.server_watch import Watched, allowed_hooks, watch
 
     models = []
     for name, known in _known(args):
@@ -107,7 +107,7 @@ def _watch(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> Answer:
     """Check each target at the address. The exit code is that of a gate where one of them is not proved."""
     with busy(f"asking {visible(args.check)}"):
-        from kubetune.result.served.check import check_served
+        from kubetune.result.served.server_check import check_served
 
         checks = []
         for name, known in _known(args):

@@ -21,7 +21,7 @@ from kubetune.k8s.lint.pod_files import (
 )
 from kubetune.k8s.lint.pod_images import check_base_image, check_images, check_trackers
 from kubetune.k8s.lint.pod_security import beyond_restricted
-from kubetune.k8s.manifests.kinds.gang import gang
+from kubetune.k8s.manifests.kinds.gang_scheduling import gang
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error
 from kubetune.k8s.manifests.pod_templates import pod_templates

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from kubetune.base.secrets import is_secret, names_secret
 from kubetune.config.schema.quantities import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
-from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
+from kubetune.k8s.manifests.kinds.gang_scheduling import GROUP_NAME
 from kubetune.k8s.manifests.mistakes import Mistake, error
 from kubetune.k8s.manifests.pod_templates import pod_templates, sized_templates
 from kubetune.k8s.manifests.run_spec import MARGIN_SECONDS, Manifest, kind_and_name

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kubetune.config.schema.compute import PreprocessConfig
 from kubetune.errors import USER
-from kubetune.k8s.manifests.kinds.failure import on_exit_codes
+from kubetune.k8s.manifests.kinds.failure_policy import on_exit_codes
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
 from kubetune.k8s.manifests.pod_environment import environment
 from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, non_empty

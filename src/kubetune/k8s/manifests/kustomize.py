@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
+from kubetune.k8s.manifests.kinds.gang_scheduling import GROUP_NAME
 from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.run_spec import INSTANCE, Manifest
 from kubetune.k8s.manifests.samplers import GROUP as SAMPLERS

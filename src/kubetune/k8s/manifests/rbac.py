@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetune.k8s.manifests.kinds.gang import POD_GROUP, gang
+from kubetune.k8s.manifests.kinds.gang_scheduling import POD_GROUP, gang
 from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base.humanize import counted, duration, number, share
 from kubetune.config.resolved import read_config
-from kubetune.library.sweep.overview import sweep_state
 from kubetune.library.sweep.ranges import ENDLESS, Range
+from kubetune.library.sweep.sweep_list import sweep_state
 from kubetune.library.sweep.sweep_record import (
     BEST,
     LEAST_FOR_IMPORTANCE,
@@ -29,7 +29,7 @@ from kubetune.library.sweep.sweep_record import (
 )
 from kubetune.library.sweep.winner import lead_of
 from kubetune.reporting.cards import Card
-from kubetune.reporting.look.measured import measured
+from kubetune.reporting.look.metric_values import measured
 from kubetune.reporting.point import label_of
 from kubetune.reporting.sweeps.facts import RunLink, Setting, SweepFacts, TrialFacts
 from kubetune.reporting.sweeps.sweep_page import write_sweep_report

@@ -10,7 +10,7 @@ from kubetune.config.schema import Config, RewardConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig, packages_of
 from kubetune.errors import ConfigError, ModelError
 from kubetune.extras import require
-from kubetune.library.verdict.whole_model import require_whole_model
+from kubetune.library.verdict.model_integrity import require_whole_model
 
 
 def require_metrics(evaluation: EvaluationConfig) -> None:

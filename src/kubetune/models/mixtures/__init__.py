@@ -1,4 +1,4 @@
 """Mixtures of experts: the tensors that LoRA adapts, how adapted experts run, how routers load and balance them.
 
-Not for products of rows sorted by expert (kernels/experts). Read `experts` first, then `routing`.
+Not for products of rows sorted by expert (kernels/experts). Read `stacked_experts` first, then `routing`.
 """

@@ -32,7 +32,7 @@ from kubetune.base import logs
 from kubetune.base.files import write_atomic
 from kubetune.distributed.process_group import World, sum_
 from kubetune.errors import ConfigError
-from kubetune.models.mixtures.experts import routers_of, stacks_of
+from kubetune.models.mixtures.stacked_experts import routers_of, stacks_of
 from kubetune.rundir import metrics
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import nn
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import LoraConfig
-from kubetune.models.mixtures.experts import routers_of, stacks_of
+from kubetune.models.mixtures.stacked_experts import routers_of, stacks_of
 from kubetune.plan.base_model import lacks_match, lacks_targets, lacks_tensors, refused_on_tensors
 from kubetune.plan.linears import is_target, targeted, unreached
 

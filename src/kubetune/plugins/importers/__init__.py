@@ -19,7 +19,7 @@ from typing import Any
 from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import kinds
+from kubetune.plugins.importers import learning_kinds
 from kubetune.plugins.importers.engine import (
     WRONG_KINDS,
     Draft,
@@ -92,10 +92,10 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
         theirs = {**theirs[tool.merged], **theirs}
     unknown = unknown_values(theirs, foreign.variables)
     draft = Draft(tool, theirs, foreign.lines, str(path), foreign.command, unknown)
-    kinds.require_known_kind(draft)
+    learning_kinds.require_known_kind(draft)
     try:
-        convert(draft, kinds.learn(draft))
-        kinds.finish(draft)
+        convert(draft, learning_kinds.learn(draft))
+        learning_kinds.finish(draft)
         fill_in_defaults(draft)
         apply_rules(draft)
     except WRONG_KINDS:

@@ -43,7 +43,7 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.preferences import SIMPO
+from kubetune.plugins.importers.preference_tuning import SIMPO
 from kubetune.plugins.importers.readings import as_list
 from kubetune.plugins.importers.servers import CORRECTION
 from kubetune.plugins.importers.writing import inline

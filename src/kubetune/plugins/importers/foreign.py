@@ -16,7 +16,7 @@ from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers.engine import ToolCommand
 from kubetune.plugins.importers.shell import Command, Script, Word, read_script
-from kubetune.plugins.importers.shell.files import may_be_same, may_write
+from kubetune.plugins.importers.shell.script_folder import may_be_same, may_write
 
 _SCRIPTS = (".sh", ".bash")
 # "$@", $*, "${@:2}": what the script is called with.

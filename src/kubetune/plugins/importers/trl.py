@@ -33,7 +33,7 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.preferences import SIMPO
+from kubetune.plugins.importers.preference_tuning import SIMPO
 from kubetune.plugins.importers.reward_names import OF_TRL
 from kubetune.plugins.importers.servers import CORRECTION
 

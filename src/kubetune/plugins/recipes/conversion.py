@@ -23,7 +23,7 @@ from kubetune.data.reading.readers import read_file
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
 from kubetune.errors import ConfigError, DataError
-from kubetune.plugins.recipes.files import Splits
+from kubetune.plugins.recipes.dataset_files import Splits
 from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skipped
 from kubetune.plugins.recipes.record_images import Images, image_folder, save_coco
 

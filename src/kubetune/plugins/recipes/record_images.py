@@ -15,7 +15,7 @@ from kubetune.data.reading.images import ImageFolders, UnusableImage
 from kubetune.data.reading.readers import read_file
 from kubetune.data.reading.record_problems import Problems
 from kubetune.errors import DataError
-from kubetune.plugins.recipes.files import fetched
+from kubetune.plugins.recipes.dataset_files import fetched
 
 # What `--images hub` means: COCO 2017, whose rows have `image` and `image_id`, the number in COCO's file names.
 COCO: Final = "detection-datasets/coco"

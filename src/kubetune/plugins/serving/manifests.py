@@ -259,7 +259,7 @@ def _fetching(spec: RunSpec, serving: Serving) -> Manifest:
     fetching = container(
         spec,
         "fetch",
-        ["python", "-P", "-m", "kubetune.base.registry.fetch_worker", IMAGES, *words],
+        ["python", "-P", "-m", "kubetune.base.registry.image_fetch_worker", IMAGES, *words],
         image=serving.fetch_image,
         env=env,
         resources=cpu_resources(1, "2Gi"),

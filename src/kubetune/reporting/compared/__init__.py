@@ -1,4 +1,4 @@
 """Several runs side by side: which is better, the curves that compare, and what differs in their settings.
 
-Begin with `comparison`.
+Begin with `run_comparison`.
 """

@@ -26,7 +26,7 @@ from typing import Any, Final
 from kubetune import errors
 from kubetune.base import files, humanize, whole_folder
 from kubetune.base.registry.address import MODELS_LINK, ROOT, Address
-from kubetune.base.registry.client import MANIFEST_TYPE, Registry
+from kubetune.base.registry.registry_client import MANIFEST_TYPE, Registry
 from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.publishing.base_files import is_licence
 

@@ -20,7 +20,7 @@ from kubetune.result.forms.form import QUANTIZE
 from kubetune.result.forms.wanted import WantedExport, place_of, require_place
 from kubetune.result.publishing.push_target import WantedPush, find_target, require_way
 from kubetune.rundir import checkpoints
-from kubetune.ui.result.choices import (
+from kubetune.ui.result.result_choices import (
     PLAIN,
     Choice,
     evaluations_of,

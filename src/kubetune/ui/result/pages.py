@@ -15,9 +15,7 @@ from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.errors import ConfigError
 from kubetune.reporting.verdict_lines import verdict
 from kubetune.rundir import checkpoints
-from kubetune.ui.commands import launchers
 from kubetune.ui.jobs import FOLDER, result_job
-from kubetune.ui.result.choices import evaluations_of, forms_of, gguf_types_of, pushed_forms_of
 from kubetune.ui.result.options import words_of
 from kubetune.ui.result.outcomes import (
     comparison_in,
@@ -27,6 +25,13 @@ from kubetune.ui.result.outcomes import (
     state_of_end,
 )
 from kubetune.ui.result.overview import cards_of, next_verb
+from kubetune.ui.result.result_choices import (
+    evaluations_of,
+    forms_of,
+    gguf_types_of,
+    pushed_forms_of,
+)
+from kubetune.ui.run_commands import launchers
 from kubetune.ui.site import Site, act, find_run, page, run_of, site_of
 
 

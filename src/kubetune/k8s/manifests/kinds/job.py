@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kubetune.k8s.manifests.initialisers import init_containers
-from kubetune.k8s.manifests.kinds.failure import pod_failure_policy
-from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
+from kubetune.k8s.manifests.kinds.failure_policy import pod_failure_policy
+from kubetune.k8s.manifests.kinds.gang_scheduling import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import rendezvous_service
 from kubetune.k8s.manifests.pod_environment import COMPLETION_INDEX, RUN_NAME, rendezvous

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import ClassVar
 
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preparing_job_of_all_steps
-from kubetune.k8s.manifests.kinds.failure import jobset_failure_policy
-from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
+from kubetune.k8s.manifests.kinds.failure_policy import jobset_failure_policy
+from kubetune.k8s.manifests.kinds.gang_scheduling import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.job import indexed_job
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.mistakes import Mistake, error

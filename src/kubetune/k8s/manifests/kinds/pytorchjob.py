@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from kubetune.k8s.manifests.initialisers import init_containers
-from kubetune.k8s.manifests.kinds.gang import VOLCANO, Members, gang, group_size
+from kubetune.k8s.manifests.kinds.gang_scheduling import VOLCANO, Members, gang, group_size
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error
 from kubetune.k8s.manifests.run_spec import TRAINER, Manifest, RunSpec, kind_and_name

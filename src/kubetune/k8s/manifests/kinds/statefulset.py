@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from kubetune.base.signals import STAY
 from kubetune.k8s.manifests.initialisers import init_containers
-from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
+from kubetune.k8s.manifests.kinds.gang_scheduling import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import rendezvous_service
 from kubetune.k8s.manifests.mistakes import Mistake, advice, error

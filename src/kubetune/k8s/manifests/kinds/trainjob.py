@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from kubetune.config.data_files import is_hub_id
 from kubetune.k8s.manifests.initialisers import preparing_job, steps
-from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang
+from kubetune.k8s.manifests.kinds.gang_scheduling import VOLCANO, gang
 from kubetune.k8s.manifests.kinds.jobset import jobset_spec, replicated_job, replicated_templates
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.mistakes import Mistake, error

@@ -1,4 +1,4 @@
-"""One rank of the smoke test: meet the others, check everything together, and tell what is wrong. launch.py starts it.
+"""One rank of the smoke test: meet the others, check everything together, and tell what is wrong. rank_launch.py starts it.
 
 All ranks call each check, and come to the same result.
 """
@@ -26,7 +26,7 @@ from kubetune.base.humanize import number
 from kubetune.distributed import nccl_log, process_group
 from kubetune.distributed.process_group import World
 from kubetune.distributed.rendezvous import Rendezvous, meet
-from kubetune.plugins.diagnostics.smoke import measure
+from kubetune.plugins.diagnostics.smoke import rank_measurements
 from kubetune.plugins.diagnostics.smoke.settings import Settings
 from kubetune.plugins.diagnostics.smoke.smoke_training import train
 
@@ -156,9 +156,9 @@ class Checks:
         if ranks == 1:
             return reductions
         for size in _SIZES[self.world.device.type]:
-            if measure.is_sum_wrong(size, self.world):
+            if rank_measurements.is_sum_wrong(size, self.world):
                 self.problems.append(f"all-reduce of {size:,} bytes gave a wrong sum")
-            seconds = measure.all_reduce_seconds(size, self.world)
+            seconds = rank_measurements.all_reduce_seconds(size, self.world)
             # Bytes that really cross each link, as nccl-tests count them.
             bus_bytes = size * 2 * (ranks - 1) / ranks
             speed = bus_bytes / seconds / 1e9
@@ -172,8 +172,8 @@ class Checks:
         names = []
         for first in range(self.world.size - 1):
             second = first + 1
-            seconds = measure.link_seconds(first, second, self.world)
-            speed = measure.LINK_BYTES / seconds / 1e9
+            seconds = rank_measurements.link_seconds(first, second, self.world)
+            speed = rank_measurements.LINK_BYTES / seconds / 1e9
             link = _shown("link", ranks=(first, second), seconds=seconds, gb_per_second=speed)
             links.append(link)
             names.append(f"the link from {self.names[first]} to {self.names[second]}")
@@ -181,7 +181,7 @@ class Checks:
         return links
 
     def _name_slow(self, names: Sequence[str], seconds: list[float]) -> None:
-        for index, ratio in measure.outliers(seconds, self.settings.slow_factor).items():
+        for index, ratio in rank_measurements.outliers(seconds, self.settings.slow_factor).items():
             self.problems.append(f"{names[index]} is slow: {ratio:.1f} times the time of others")
 
     def networks(self) -> list[str]:
@@ -204,7 +204,7 @@ class Checks:
 
     def compute(self) -> list[float]:
         """Return the seconds that each rank takes for the same work."""
-        compute_seconds = measure.compute_seconds(self.world)
+        compute_seconds = rank_measurements.compute_seconds(self.world)
         for rank, seconds in enumerate(compute_seconds):
             _shown(f"the same work on rank {rank}", seconds=seconds)
         self._name_slow(self.names, compute_seconds)
@@ -216,7 +216,8 @@ class Checks:
         mine = []
         if self.world.local_rank == 0:
             mine = [
-                measure.measure_volume(Path(path), self.world.rank) for path in self.settings.volume
+                rank_measurements.measure_volume(Path(path), self.world.rank)
+                for path in self.settings.volume
             ]
         volumes = process_group.gather_parts(mine, self.world)
         for volume in volumes:

@@ -9,8 +9,8 @@ from typing import Final
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.beyond import BUILTINS, may_set_anything
-from kubetune.plugins.importers.shell.files import UNKNOWN, moved
 from kubetune.plugins.importers.shell.nodes import field_of, line_of, text_of
+from kubetune.plugins.importers.shell.script_folder import UNKNOWN, moved
 from kubetune.plugins.importers.shell.state import (
     Alternatives,
     Command,

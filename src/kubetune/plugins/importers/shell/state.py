@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kubetune.plugins.importers.shell.files import UNKNOWN
+from kubetune.plugins.importers.shell.script_folder import UNKNOWN
 
 
 @dataclass(frozen=True)

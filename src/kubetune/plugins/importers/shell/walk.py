@@ -10,8 +10,8 @@ from tree_sitter import Node
 from kubetune.plugins.importers.shell.beyond import NOT_FOLLOWED
 from kubetune.plugins.importers.shell.commands import Commands
 from kubetune.plugins.importers.shell.comparisons import negated, tested
-from kubetune.plugins.importers.shell.files import UNKNOWN
 from kubetune.plugins.importers.shell.nodes import first_line_of, is_known, line_of, text_of
+from kubetune.plugins.importers.shell.script_folder import UNKNOWN
 from kubetune.plugins.importers.shell.state import merged
 from kubetune.plugins.importers.shell.values import Values
 

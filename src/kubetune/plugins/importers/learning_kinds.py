@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import by_reward, by_teacher, preferences
+from kubetune.plugins.importers import by_reward, by_teacher, preference_tuning
 from kubetune.plugins.importers.engine import Draft, Table
 from kubetune.plugins.importers.writing import inline
 
 # Our task for each word of the tools.
 _TASKS: Final = {
-    **dict.fromkeys(preferences.METHODS, "preference"),
+    **dict.fromkeys(preference_tuning.METHODS, "preference"),
     "rm": "reward_model",
     "reward": "reward_model",
     "grpo": "grpo",
@@ -37,7 +37,7 @@ _COMMANDS: Final = ("sft", "pt", "train", "rlhf", *_TASKS)
 _OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
 # By task: what fills in the rest. `key` names the kind of learning.
 _FINISH: Final[Mapping[str, Callable[[Draft, str], None]]] = {
-    "preference": preferences.finish,
+    "preference": preference_tuning.finish,
     "grpo": by_reward.finish,
     "distill": by_teacher.finish,
 }
@@ -80,7 +80,7 @@ def learn(draft: Draft) -> tuple[Table, ...]:
         draft.comments["task"] = why
     if task == "distill":
         return (by_teacher.TABLE,)
-    return by_reward.TABLES if task == "grpo" else preferences.tables(kind)
+    return by_reward.TABLES if task == "grpo" else preference_tuning.tables(kind)
 
 
 def finish(draft: Draft) -> None:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError
-from kubetune.reporting.rollouts import WHOLE_PROMPT, shown_rollouts
+from kubetune.reporting.answers_over_time import WHOLE_PROMPT, shown_rollouts
 from kubetune.ui.site import page, run_of, site_of
 
 

@@ -14,9 +14,9 @@ from kubetune.config.resolved import read_config
 from kubetune.config.schema.tracking import HooksConfig, PrometheusConfig
 from kubetune.errors import KubetuneError
 from kubetune.extras import is_installed
-from kubetune.result.served.check import check_served
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import WEIGHTS, ServerCheck
+from kubetune.result.served.server_check import check_served
 from kubetune.rundir import events, metrics
 from kubetune.supervisor.observers import hooks, prometheus
 

@@ -1,4 +1,4 @@
-"""Fetch images before a server starts: `python -m kubetune.base.registry.fetch_worker FOLDER NAME=oci://…`.
+"""Fetch images before a server starts: `python -m kubetune.base.registry.image_fetch_worker FOLDER NAME=oci://…`.
 
 Each lies in the store of images, where a restart finds it, and FOLDER/NAME is a link to it. The exit code is one of
 errors.py.

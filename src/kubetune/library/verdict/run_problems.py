@@ -17,6 +17,7 @@ from kubetune.library.verdict.judges import (
     require_named_models,
     require_rewards,
 )
+from kubetune.library.verdict.model_integrity import require_whole_model
 from kubetune.library.verdict.places import (
     require_cache,
     require_checkpoint,
@@ -29,7 +30,6 @@ from kubetune.library.verdict.trained_parts import (
     require_targets_in_doubt,
     require_training,
 )
-from kubetune.library.verdict.whole_model import require_whole_model
 from kubetune.plan.base_model import require_kind
 from kubetune.plan.devices import require_compiler
 from kubetune.plan.plan import make_plan

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from kubetune.result.inference.proof_answers import BASE, TRAINED, ProofAnswers, joined
-from kubetune.result.served import conversations, settings, weights
+from kubetune.result.served import answer_endings, conversation_ids, served_weights
 from kubetune.result.served.endpoint import Bound, Endpoint, NotAnswered
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import WEIGHTS, ServedPoint, ServerCheck
@@ -80,7 +80,7 @@ def _weights(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
         served = joined([endpoint.log_probabilities(ids) for ids in answers.ids])
     except NotAnswered as refusal:
         return _of_next_tokens(endpoint, known, answers, refusal)
-    return weights.judge(answers, served)
+    return served_weights.judge(answers, served)
 
 
 def _of_next_tokens(
@@ -102,7 +102,7 @@ def _of_next_tokens(
     if len(places) < _FEWEST_TOKENS:
         raise refusal
     values, floors = zip(*bounds, strict=True)
-    return weights.judge(answers.at(places, floors), joined([values]))
+    return served_weights.judge(answers.at(places, floors), joined([values]))
 
 
 def _next_token(
@@ -127,9 +127,9 @@ def _next_token(
 
 
 _QUESTIONS: Final = {
-    conversations.IDS: conversations.compare,
-    settings.ENDS: settings.ends,
-    settings.DRAWS: settings.draws,
-    settings.CONTEXT: settings.context,
+    conversation_ids.IDS: conversation_ids.compare,
+    answer_endings.ENDS: answer_endings.ends,
+    answer_endings.DRAWS: answer_endings.draws,
+    answer_endings.CONTEXT: answer_endings.context,
     WEIGHTS: _weights,
 }
