@@ -20,6 +20,7 @@ echo last $n
 """
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 TRAINERS = "app.kubernetes.io/component=trainer"
+NO_KIND = "the server could not find the requested resource"
 LOG, MADE = "get pods/log", "patch pods"
 
 
@@ -221,6 +222,31 @@ def test_a_watch_that_is_ahead_of_the_server_goes_on(desk: Desk) -> None:
     follower.read(5)
     end(desk)
     follower.end()
+
+
+@pytest.mark.parametrize("verb", ["status", slow("logs"), slow("stop")])
+def test_a_server_that_knows_no_kinds_yet_hides_no_run(desk: Desk, verb: str) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    for kind in ("configmaps", "jobs", "pods"):
+        for verb_of_role in ("get", "list"):
+            desk.cluster.trouble(f"{verb_of_role} {kind}", code=404, message=NO_KIND, times=2)
+    done = desk.quick(verb, "fit", "-n", desk.cluster.namespace)
+    assert "there is no run" not in done.stderr
+    assert "absent" not in done.stdout
+
+
+def test_a_kind_that_each_cluster_has_is_never_missing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something else answers at that address, say."""
+    monkeypatch.setattr("kubetune.k8s.api.connection.PATIENCE_SECONDS", 0.5)
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.trouble(".* configmaps", code=404, message="<h1>nothing here</h1>", html=True)
+    for argv in (["status", "fit"], ["delete", "fit", "--yes"], ["submit", "run.yaml"]):
+        done = desk.quick(*argv, "-n", desk.cluster.namespace, code=3)
+        assert "a kind is not known here that each API server knows" in done.stderr
+        assert "there is no run" not in done.stderr
 
 
 @pytest.mark.parametrize("rights", ["all", "few"])

@@ -23,6 +23,8 @@ from kubetune.k8s.api.credentials import Login
 from kubetune.k8s.api.kinds import KINDS
 
 PODS = ApiCall("list", KINDS["Pod"], "fit")
+JOBSETS = ApiCall("list", KINDS["JobSet"], "fit")
+NO_KIND = "the server could not find the requested resource"
 REFUSAL = {
     "kind": "Status",
     "message": 'pods is forbidden: User "dev" cannot list resource "pods" in API group "" in the namespace "fit"',
@@ -67,6 +69,51 @@ def test_a_server_that_is_ready_is_believed_after_one_more_try() -> None:
     with pytest.raises(Refused):
         server.connection.send("GET", PODS)
     assert server.refusals == 98
+
+
+class WithoutKinds(Server):
+    """An API server that knows no kind in so many answers, and says by `/readyz` whether it is ready."""
+
+    def __init__(self, refusals: int, *ready: int) -> None:
+        super().__init__(refusals)
+        self._ready = list(ready)  # the last one again and again
+        self.asked = 0
+
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/readyz":
+            code = self._ready.pop(0) if len(self._ready) > 1 else self._ready[0]
+            return httpx2.Response(code)
+        self.asked += 1
+        self.refusals -= 1
+        if self.refusals < 0:
+            return httpx2.Response(200, json={"items": []})
+        return httpx2.Response(404, json={"kind": "Status", "message": NO_KIND})
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kubetune.k8s.api.startup_doubt._PAUSE_AT_START_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("ready", [200, 403, 500])
+def test_a_kind_that_each_cluster_has_is_asked_for_until_it_is_there(ready: int) -> None:
+    server = WithoutKinds(2, ready)
+    assert server.connection.send("GET", PODS).json() == {"items": []}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_kind_that_a_cluster_may_lack_is_asked_for_until_the_server_is_ready() -> None:
+    server = WithoutKinds(3, 500, 500, 200)
+    assert server.connection.send("GET", JOBSETS).json() == {"items": []}
+
+
+@pytest.mark.parametrize(("ready", "asked"), [(200, 2), (403, 1)])
+def test_a_cluster_may_lack_a_kind(ready: int, asked: int) -> None:
+    """Who may not ask whether the server is ready has to believe it, since many clusters lack some kind."""
+    server = WithoutKinds(100, ready)
+    with pytest.raises(Refused, match="the cluster has no kind JobSet"):
+        server.connection.send("GET", JOBSETS)
+    assert server.asked == asked
 
 
 class Endless(ThreadingHTTPServer):

@@ -11,43 +11,54 @@ from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.api.passing import PASSING, passing_refusal
 
 POD = KINDS["Pod"]
-FRESH_KUBELET = "the server could not find the requested resource ( pods/log fit-0)"
+NO_KIND = "the server could not find the requested resource"
+FRESH_KUBELET = f"{NO_KIND} ( pods/log fit-0)"
 TOO_LARGE = "Timeout: Too large resource version: 11303, current: 11302; try again later"
 AWAY = "dial tcp 10.0.0.7:10250: connect: connection refused"
 NO_RIGHT = 'pods is forbidden: User "ann" cannot list resource "pods" in API group ""'
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "subresource", "seconds"),
+    ("code", "message", "subresource", "kind", "seconds"),
     [
-        (404, FRESH_KUBELET, "log", 30),
-        (404, "the server could not find the requested resource ( pods/exec fit-0)", "exec", 30),
-        (500, "unable to upgrade connection: pod does not exist", "exec", 30),
-        # It is gone, and so is the kind.
-        (404, 'pods "fit-0" not found', "log", None),
-        (404, "the server could not find the requested resource", "", None),
-        (504, TOO_LARGE, "", 60),
-        (429, "too many requests", "", 60),
-        (503, "", "exec", 60),
-        (500, "etcdserver: leader changed", "", 10),
-        (500, AWAY, "exec", 10),
-        (403, NO_RIGHT, "", 30),
-        (403, "exceeded quota: gpus", "", None),
-        (409, "conflict", "", None),
-        (410, "too old resource version", "", None),
-        (422, "invalid", "", None),
+        (404, FRESH_KUBELET, "log", "Pod", 30),
+        (404, f"{NO_KIND} ( pods/exec fit-0)", "exec", "Pod", 30),
+        (500, "unable to upgrade connection: pod does not exist", "exec", "Pod", 30),
+        # It is gone.
+        (404, 'pods "fit-0" not found', "log", "Pod", None),
+        (404, 'pods "fit-0" not found', "", "Pod", None),
+        (404, 'jobsets.jobset.x-k8s.io "fit" not found', "", "JobSet", None),
+        (404, NO_KIND, "", "Job", 30),
+        (404, "404 page not found", "", "Job", 30),
+        (404, NO_KIND, "", "JobSet", 30),
+        (404, NO_KIND, "", "Workload.v1beta2", 30),
+        (504, TOO_LARGE, "", "Pod", 60),
+        (429, "too many requests", "", "Pod", 60),
+        (503, "", "exec", "Pod", 60),
+        (500, "etcdserver: leader changed", "", "Pod", 10),
+        (500, AWAY, "exec", "Pod", 10),
+        (403, NO_RIGHT, "", "Pod", 30),
+        (403, "exceeded quota: gpus", "", "Pod", None),
+        (409, "conflict", "", "Pod", None),
+        (410, "too old resource version", "", "Pod", None),
+        (422, "invalid", "", "Pod", None),
     ],
 )
 def test_a_refusal_is_asked_again_for_as_long_as_the_table_says(
-    code: int, message: str, subresource: str, seconds: int | None
+    code: int, message: str, subresource: str, kind: str, seconds: int | None
 ) -> None:
-    row = passing_refusal(code, message, subresource)
+    row = passing_refusal(code, message, KINDS[kind], subresource)
     assert (None if row is None else row.seconds) == seconds
 
 
-def test_what_a_server_says_as_it_starts_is_not_repeated_by_the_clock_alone() -> None:
+@pytest.mark.parametrize(
+    ("kind", "code", "message"), [("Pod", 403, NO_RIGHT), ("JobSet", 404, NO_KIND)]
+)
+def test_what_a_server_says_as_it_starts_is_not_repeated_by_the_clock_alone(
+    kind: str, code: int, message: str
+) -> None:
     """The connection asks such a server whether it is ready, and believes it then."""
-    error = refusal(ApiCall("list", POD, "team"), 403, {"message": NO_RIGHT})
+    error = refusal(ApiCall("list", KINDS[kind], "team"), code, {"message": message})
     assert error.again_seconds == 0
     assert not may_pass(error)
 
@@ -87,4 +98,5 @@ def test_each_row_is_met() -> None:
         code = row.codes[0]
         words = {401: "Unauthorized", 403: NO_RIGHT, 404: FRESH_KUBELET, 504: TOO_LARGE}
         subresource = (row.subresources or ("",))[0]
-        assert passing_refusal(code, words.get(code, ""), subresource) is row
+        kind = KINDS["JobSet"] if row.is_built_in is False else POD
+        assert passing_refusal(code, words.get(code, ""), kind, subresource) is row

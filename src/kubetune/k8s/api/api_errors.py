@@ -150,7 +150,7 @@ def refusal(
         return specific
     sentence = f"{question}: {_sentence(question, code, message, status)}"
     refused = Refused(sentence, code, pause_seconds, message)
-    row = passing_refusal(code, message, question.subresource)
+    row = passing_refusal(code, message, question.kind, question.subresource)
     # Of those that a server which has just started gives, the connection knows when to believe them.
     if row is not None and row.believed == "after a while":
         refused.again_seconds = row.seconds
@@ -182,11 +182,13 @@ def _sentence(question: ApiCall, code: int, message: str, status: dict[str, Any]
         return "the cluster does not know who you are; log in again (your credentials may have expired)"
     if code == 403:
         return _forbidden(question, message)
+    row = passing_refusal(code, message, question.kind, question.subresource)
     # A missing object is named in the details; a missing kind has none.
-    if code == 404 and not question.subresource and not (status.get("details") or {}).get("name"):
-        how = question.kind.install or "ask whoever runs the cluster"
-        return f"the cluster has no kind {question.kind.name} in {question.kind.api_version}; {how}"
-    if code == 404 and passing_refusal(code, message, question.subresource) is None:
+    is_no_object = not question.subresource and not (status.get("details") or {}).get("name")
+    if code == 404 and question.kind.install and is_no_object:
+        kind = question.kind
+        return f"the cluster has no kind {kind.name} in {kind.api_version}; {kind.install}"
+    if code == 404 and row is None:
         return f"not found in namespace {question.namespace}"
     if code == 409:
         if 'conflict with "' in message:
@@ -203,7 +205,6 @@ def _sentence(question: ApiCall, code: int, message: str, status: dict[str, Any]
             parts = [cause.get("field"), cause.get("message")]
             reasons.append(": ".join(part for part in parts if part))
         return f"the cluster refuses it as invalid: {'; '.join(reasons) or message}"
-    row = passing_refusal(code, message, question.subresource)
     if row is not None:
         return f"{row.meaning} ({code}): {message}; {row.advice}"
     return f"{message} ({code})"

@@ -147,8 +147,8 @@ class Connection:
         if is_new:
             self._tell(text)
 
-    def _say_started(self) -> None:
-        self.tell_once(f"{self.address} has just started and knows no rights yet; trying again")
+    def _say_started(self, meaning: str) -> None:
+        self.tell_once(f"{self.address}: {meaning}; trying again")
 
     def send(
         self,
@@ -184,7 +184,7 @@ class Connection:
         """Send a request once, or until a refusal can be believed. Raise the error for a refusal."""
         with self._errors_explained():
             response = self.http.send(request)
-            while self._doubt.holds(response, self.http, self._say_started):
+            while self._doubt.holds(question, response, self.http, self._say_started):
                 response = self.http.send(request)
         for warning in warnings_of(response):
             self.tell_once(f"the cluster warns: {warning}")
@@ -257,7 +257,7 @@ class Connection:
         """Return the error for a refused stream or command: Refused, or Unreachable where another try may do."""
         code = response.status_code
         error: ApiError = refusal(question, code, status_of(response), retry_after(response))
-        if self._doubt.holds(response, self.http, self._say_started):
+        if self._doubt.holds(question, response, self.http, self._say_started):
             return Unreachable(str(error))
         # A node that is away, for a moment or for good: its pods' status will show which.
         is_node_away = question.subresource == "log" and code >= 500

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from kubetune.k8s.manifests.kinds.registry import KINDS as WORKLOAD_NAMES
 from kubetune.k8s.manifests.kinds.registry import kind_of
 
+KUEUE_RELEASE = "install Kueue, or leave out kubernetes.queue"
 VOLCANO_RELEASE = "install Volcano, or choose another kubernetes.scheduling.gang"
 MONITORING = (
     "install the Prometheus operator, or leave out tracking.prometheus.pod_monitor and alerts"
@@ -23,6 +24,11 @@ class Kind:
     plural: str  # in paths
     install: str | None = None  # how a cluster gets it; None: every cluster has it
     is_namespaced: bool = True
+
+    @property
+    def is_built_in(self) -> bool:
+        """True if every cluster has it."""
+        return self.install is None
 
     @property
     def group(self) -> str:
@@ -76,8 +82,12 @@ QUEUES_OF_KUEUE: dict[str, Kind] = {}
 
 for _version in ("v1beta2", "v1beta1"):
     _group = f"kueue.x-k8s.io/{_version}"
-    WORKLOADS_OF_KUEUE[f"Workload.{_version}"] = Kind("Workload", _group, "workloads")
-    QUEUES_OF_KUEUE[f"LocalQueue.{_version}"] = Kind("LocalQueue", _group, "localqueues")
+    WORKLOADS_OF_KUEUE[f"Workload.{_version}"] = Kind(
+        "Workload", _group, "workloads", KUEUE_RELEASE
+    )
+    QUEUES_OF_KUEUE[f"LocalQueue.{_version}"] = Kind(
+        "LocalQueue", _group, "localqueues", KUEUE_RELEASE
+    )
 
 KINDS.update(WORKLOADS_OF_KUEUE)
 KINDS.update(QUEUES_OF_KUEUE)

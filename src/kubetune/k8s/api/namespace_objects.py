@@ -197,11 +197,15 @@ class NamespaceObjects:
         params: Mapping[str, str] | None = None,
         body: Object | None = None,
     ) -> httpx2.Response | None:
-        """Return the answer to a request, or None for a missing object. A missing namespace is an error."""
+        """Return the answer to a request, or None for a missing object.
+
+        A missing namespace is an error, and a missing kind where each cluster has it.
+        """
         try:
             return self._connection.send(method, question, params, body)
         except Refused as error:
-            if error.code == 404 and not isinstance(error, NoNamespace):
+            is_last_word = not isinstance(error, NoNamespace) and not error.again_seconds
+            if error.code == 404 and is_last_word:
                 return None
             raise
 

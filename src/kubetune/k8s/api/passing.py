@@ -1,8 +1,9 @@
 """Refusals that are not the last word: what each means, and for how long the same request is asked again.
 
 The table is all that kubetune knows of them, and every request goes through it. A row that says of a pod that it is not
-there is believed only by who asks what the watch knows of the pod (`k8s/cluster/log_follow`). One refusal is not in the
-table: 410 says that a revision is forgotten, and the informer then lists all objects anew.
+there is believed only by who asks what the watch knows of the pod (`k8s/cluster/log_follow`). That the cluster lacks a
+kind which each cluster has is never believed. One refusal is not in the table: 410 says that a revision is forgotten,
+and the informer then lists all objects anew.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
+
+from kubetune.k8s.api.kinds import Kind
 
 # How long a request is repeated while nobody answers, or who answers has too much to do.
 PATIENCE_SECONDS = 60.0
@@ -19,6 +22,8 @@ _MOMENT_SECONDS = 10.0
 
 # Parts of a pod that the API server asks its node for.
 _OF_NODE = ("log", "exec", "portforward")
+# Words about a path that nobody serves: of a kind, or of a pod's part at a node.
+_NO_SUCH_PATH = "could not find the requested resource"
 Believed = Literal["after a while", "once the server is ready", "where another pod may answer"]
 
 
@@ -31,6 +36,9 @@ class PassingRefusal:
     seconds: float  # for so long it is asked again
     words: str = ""  # regular expression that is found in the message
     subresources: tuple[str, ...] = ()  # of those alone; empty: of all requests
+    is_built_in: bool | None = (
+        None  # about kinds that each cluster has, or about the others; None: about all
+    )
     believed: Believed = "after a while"
     advice: str = "try again later"
 
@@ -53,8 +61,28 @@ PASSING = (
         (404, 500),
         "its node has just started and does not know the pod yet",
         STARTING_SECONDS,
-        words="could not find the requested resource|pod does not exist",
+        words=f"{_NO_SUCH_PATH}|pod does not exist",
         subresources=_OF_NODE,
+    ),
+    # Of an object that is not there it says: configmaps "fit" not found.
+    PassingRefusal(
+        (404,),
+        "a kind is not known here that each API server knows: this one has just started, or something else answers",
+        STARTING_SECONDS,
+        words=r'^(?!.*" not found)',
+        subresources=("",),
+        is_built_in=True,
+        advice="try again later, or check `server` in the kubeconfig",
+    ),
+    # The cluster may well lack it.
+    PassingRefusal(
+        (404,),
+        "the API server has just started and does not know the kind yet",
+        STARTING_SECONDS,
+        words=f"{_NO_SUCH_PATH}|page not found",
+        subresources=("",),
+        is_built_in=False,
+        believed="once the server is ready",
     ),
     PassingRefusal((429,), "the API server has too much to do", PATIENCE_SECONDS),
     PassingRefusal(
@@ -78,10 +106,11 @@ PASSING = (
 )
 
 
-def passing_refusal(code: int, message: str, subresource: str) -> PassingRefusal | None:
+def passing_refusal(code: int, message: str, kind: Kind, subresource: str) -> PassingRefusal | None:
     """Return the row for a refusal; None where it is the last word."""
     for row in PASSING:
         is_about = not row.subresources or subresource in row.subresources
-        if code in row.codes and is_about and re.search(row.words, message):
+        is_of_kind = row.is_built_in in (None, kind.is_built_in)
+        if code in row.codes and is_about and is_of_kind and re.search(row.words, message):
             return row
     return None

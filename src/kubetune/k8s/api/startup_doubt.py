@@ -10,6 +10,7 @@ from typing import Final
 import httpx2
 
 from kubetune.k8s.api.answers import status_of
+from kubetune.k8s.api.api_errors import ApiCall
 from kubetune.k8s.api.passing import passing_refusal
 
 # For so long the server counts as ready without being asked.
@@ -34,21 +35,28 @@ class StartupDoubt:
         self._ready_since = -math.inf
 
     def holds(
-        self, response: httpx2.Response, http: httpx2.Client, say_started: Callable[[], None]
+        self,
+        question: ApiCall,
+        response: httpx2.Response,
+        http: httpx2.Client,
+        say_started: Callable[[str], None],
     ) -> bool:
         """True if a request is to be asked again, since a server that has just started may have refused it.
 
-        `http` asks the server whether it is ready, and `say_started` tells the user that it has just started.
+        `http` asks the server whether it is ready, and `say_started` tells the user what a refusal by one that is not
+        means.
 
         A server that says that it is ready is believed, after one more try. Where it does not, or nobody may ask it,
-        refusals are doubted, with a pause after each, for `row.seconds`; then no more, until it has been away.
+        refusals are doubted, with a pause after each, for `row.seconds`; then no more, until it has been away. Many
+        clusters lack a kind (404), so that is believed where nobody may ask.
 
             0 s   403     /readyz 500   asked again, after a pause
             1 s   403     /readyz 200   asked again: it may have become ready in between
             1 s   403                   believed: sent after the server was ready
         """
         message = str(status_of(response).get("message"))
-        row = passing_refusal(response.status_code, message, "")
+        refused_code = response.status_code
+        row = passing_refusal(refused_code, message, question.kind, question.subresource)
         if row is None or row.believed != "once the server is ready":
             return False
         # What was sent before the server was ready may have been refused for that, though another
@@ -65,8 +73,11 @@ class StartupDoubt:
             code = http.get("/readyz").status_code
         except httpx2.HTTPError:
             return True
-        if code in (401, 403) or code >= 500:
-            say_started()
+        may_not_ask = code in (401, 403)
+        if may_not_ask and refused_code == 404:
+            return False
+        if may_not_ask or code >= 500:
+            say_started(row.meaning)
             time.sleep(_PAUSE_AT_START_SECONDS)
         else:
             # It may have become ready since it refused: one more try decides.

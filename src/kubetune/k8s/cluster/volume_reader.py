@@ -15,6 +15,7 @@ from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import ApiError, Refused
 from kubetune.k8s.api.client import Cluster, Object, say
 from kubetune.k8s.api.informer import Informer
+from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.api.passing import passing_refusal
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.asking_pods import ASK_SECONDS, ASKED_PODS, PodContainer
@@ -93,7 +94,7 @@ class VolumeReader:
                 if breaks_left < 0:
                     return False
                 continue
-            row = passing_refusal(error.code, error.words, "exec")
+            row = passing_refusal(error.code, error.words, KINDS["Pod"], "exec")
             if row is None or time.monotonic() - began > row.seconds:
                 return False
             time.sleep(_PAUSE_SECONDS)
