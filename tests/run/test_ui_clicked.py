@@ -148,9 +148,12 @@ def test_mistakes_are_told_at_their_fields_which_a_list_and_start_lead_to(
     assert tab.evaluate(focused) == "model.path"
     tab.locator("#problems").get_by_role("link", name="Name of the run").click()
     assert tab.evaluate(focused) == "name"
-    for name in (f"Use {model}", f"Use {EMBEDDED}/data/train.jsonl", "Call it a-b"):
-        tab.get_by_role("button", name=name).click()
-        wait(tab, "!document.querySelector('#plan[aria-busy]')")
+    for name in (f"Use {EMBEDDED}/data/train.jsonl", "Call it a-b"):
+        assert tab.get_by_role("button", name=name).is_visible()
+    tab.get_by_role("button", name=f"Use {model}").click()
+    wait(tab, "document.querySelectorAll('#problems .problem li').length === 2")
+    # What is left is fixed at once.
+    tab.get_by_role("button", name="Fix all 2").click()
     wait(tab, "document.querySelector('#summary.good')")
     assert tab.input_value("[name='model.path']") == model
     assert not tab.locator("[aria-invalid]").count()

@@ -841,6 +841,22 @@ def test_one_asks_a_run_for_what_its_task_gives(
     assert verdict_text({"predicted": 3.5}) == "3.5"
 
 
+def test_a_new_run_begins_as_an_earlier_one_or_with_the_demo(
+    client: TestClient, tmp_path: Path
+) -> None:
+    from tests.run.test_report_long import write_run
+
+    (tmp_path / "outputs").mkdir(exist_ok=True)
+    begun = client.get("/new").text
+    assert "Try the demo" in begun
+    for number in range(6):
+        write_run(tmp_path / "outputs" / f"run-{number}", 60)
+    begun = client.get("/new").text
+    assert begun.count('href="/new?dir=run-') == 4, "the newest of many"
+    assert "Try the demo" not in begun
+    assert "Or begin as" not in client.get("/new?dir=run-1").text
+
+
 def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -> None:
     from tests.run.test_report_long import write_run
 

@@ -30,6 +30,8 @@ from kubetune.ui.form.plan_card import plan_card
 from kubetune.ui.form.suited import free_name, suited_texts
 from kubetune.ui.site import Site, act, find_run, page, run_of, site_of
 
+_MOST_EARLIER = 4  # runs that a new one may begin as
+
 # Remedies for what the page refuses.
 _IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
 _DEMO = "demo"  # folder next to the runs, as `kubetune demo` has it
@@ -59,8 +61,19 @@ def new_run(request: Request) -> Response:
         "values": values,
         "extra": json.dumps(others),
         "base": base,
+        "earlier": [] if base else _earlier(site),
     }
     return page(request, "new.html", "kubetune init -o run.yaml", facts)
+
+
+def _earlier(site: Site) -> list[dict[str, Any]]:
+    """Return a few runs that one may begin another as, the newest first. Trials are many and seldom meant."""
+    runs = []
+    for run in site.records.listed():
+        if run["state"] != "damaged" and site.records.sweep_of(Path(run["path"])) is None:
+            runs.append(run)
+    runs.sort(key=lambda run: run["started"] or "", reverse=True)
+    return runs[:_MOST_EARLIER]
 
 
 def texts_of(site: Site, config: Config) -> dict[str, str]:

@@ -18,6 +18,13 @@ from kubetune.data.inspect.proposed_values import (
 from kubetune.errors import KubetuneError
 from kubetune.ui.form.form_fields import LABELS, TASKS
 
+# What the form calls settings that are filled in and have no field at its top.
+_CALLED = {
+    "evaluation.generate.metric": "Answers judged by",
+    "evaluation.generate.max_new_tokens": "Longest answer, in tokens",
+    "evaluation.generate.rows": "Rows that are judged",
+}
+
 
 def suited_texts(
     proposal: Proposal | None,  # None: there are no data to look at
@@ -60,7 +67,8 @@ def filled_in(texts: Mapping[str, str], typed: Collection[str]) -> str:
         is_shown = key == "name" or key.startswith("data.train.")
         if not is_shown and key not in typed and text != usual.get(key, ""):
             shown = TASKS[text] if key == "task" else text
-            pairs.append(f"{LABELS.get(key, key)} = {shown or 'none'}")
+            label = LABELS.get(key) or _CALLED.get(key, key)
+            pairs.append(f"{label} = {shown or 'none'}")
     if not pairs:
         return ""
     return f"Filled in for these rows, until you change it: {', '.join(pairs)}"

@@ -37,7 +37,7 @@ const linkTo = (f) => {
   link.href = `#${f.id}`;
   link.addEventListener("click", (event) => {
     event.preventDefault();
-    f.closest("details")?.setAttribute("open", "");
+    for (let part = f.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
     f.focus();
     f.closest(".setting").scrollIntoView({ block: "center" });
   });
@@ -69,7 +69,10 @@ const listOf = (kind, texts, { fields: about = {}, fixes = [] }) => {
 const complain = (reply) => {
   form.querySelectorAll(".setting > :is(.problem, .warning)").forEach((note) => note.remove());
   for (const f of fields) { f.removeAttribute("aria-invalid"); f.setAttribute("aria-describedby", `a-${f.name}`); }
-  byId("problems").replaceChildren(...listOf("problem", reply.problems, reply), ...listOf("warning", reply.warnings ?? [], reply));
+  const fixes = reply.problems.map((text) => reply.fixes?.find((fix) => fix.of === text)).filter(Boolean);
+  const label = fixes.length === reply.problems.length ? `Fix all ${fixes.length}` : `Fix ${fixes.length} of ${reply.problems.length}`;
+  const all = fixes.length > 1 ? buttons([{ label, values: Object.assign({}, ...fixes.map((fix) => fix.values)) }]) : [];
+  byId("problems").replaceChildren(...all, ...listOf("problem", reply.problems, reply), ...listOf("warning", reply.warnings ?? [], reply));
 };
 // Settings without a field, such as the columns of a file, are shown in a line and can be taken out.
 const showExtra = () => {
@@ -128,7 +131,8 @@ const summaryOf = (reply) => {
   if (count) return ["bad", list];
   const needed = reply.needed.map((label) => linkTo(fields.find((f) => labelOf(f) === label)));
   if (needed.length) return ["needed", "Still needed: ", ...needed.flatMap((link, i) => (i ? [", ", link] : [link]))];
-  return ["good", reply.summary];
+  // The card says it too, where it is beside the form.
+  return ["good", element("span", "Ready to start", "state done"), element("span", reply.summary, "numbers")];
 };
 // Steps, time, memory against what is there, and price.
 const showCard = (card) => {
@@ -258,6 +262,7 @@ form.addEventListener("submit", (event) => event.preventDefault());
 
 byId("find").addEventListener("input", (event) => {
   const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+  byId("others").open = words.length > 0;
   for (const group of form.querySelectorAll("details.group")) {
     let any = false;
     for (const setting of group.querySelectorAll(".setting")) {
