@@ -767,10 +767,18 @@ def test_what_cannot_be_compared_is_said_first_and_nothing_of_it_is_best(tmp_pat
 def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         run_dir = write_run(tmp_path / name, 60)
-        train = {"sources": [], "rows": 1234, "tokens": 99, "longest": 17}
+        train = {
+            "sources": [],
+            "rows": 1234,
+            "tokens": 99,
+            "longest": 17,
+            "lengths": [[1, 9, 4], [10, 17, 2]],
+        }
         rows = {"train": train, "eval": {"sources": [], "rows": 56}}
         fingerprint = "other" if name == "c" else "same"
         (run_dir / "data.json").write_text(json.dumps({"fingerprint": fingerprint, "splits": rows}))
+    asked = {"messages": [{"role": "user", "content": "What is 2?"}], "tools": []}
+    (tmp_path / "c" / "conversations.json").write_text(json.dumps({"conversations": [asked]}))
     checkpoints.commit(tmp_path / "a", checkpoints.State(step=60), lambda folder: None)
     with client_of(tmp_path) as visitor:
         visitor.get("/", params={"token": TOKEN})
@@ -780,6 +788,8 @@ def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path:
         )
         assert page.count('scope="rowgroup"') == 1
         assert "1 file, 2 data sets" in page
+        assert page.count('title="10–17 tokens: 2 rows"') == 2
+        assert page.count('<small class="example-of">What is 2?</small>') == 1
         assert "1 run before" in page
         assert '<td data-label="held out">56</td>' in page
         for name in ("a", "b", "c"):

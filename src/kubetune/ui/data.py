@@ -28,8 +28,10 @@ from kubetune.data.reading.sources import require_sources
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.errors import ConfigError
+from kubetune.reporting.histogram import DrawnBar
 from kubetune.rundir import metrics
 from kubetune.rundir.starts import day_of
+from kubetune.ui.form.form_fields import TASKS
 from kubetune.ui.row_search import ORDERS, PAGE, PROBLEMS, Query, open_rows
 from kubetune.ui.site import Missing, Site, act, find_run, page, site_of
 
@@ -51,6 +53,7 @@ def data(request: Request) -> Response:
         "file": file,
         "orders": ORDERS,
         "problems": PROBLEMS,
+        "tasks": TASKS,
     }
     if not run and not file:
         return page(request, "rows.html", "kubetune data check RUN.yaml --html data.html", facts)
@@ -87,12 +90,21 @@ def data(request: Request) -> Response:
         "splits": opened.counts,
         "sources": opened.sources.get(query.split, []),
         "findings": opened.findings(),
+        "bars": _lengths(site, run, query.split),
         "after": after,
         "before": before,
         "first": first,
     }
     verb = f"kubetune data check {quote(str(target))} --html data.html"
     return page(request, "rows.html", verb, facts)
+
+
+def _lengths(site: Site, run: str, split: str) -> list[DrawnBar]:
+    """Return how long the rows of a run's training data are, which the run keeps; nothing for other rows."""
+    if not run or split != "train":
+        return []
+    bars: list[DrawnBar] = site.records.data_of(find_run(site, run))["bars"]
+    return bars
 
 
 def _files_of_runs(site: Site) -> list[dict[str, Any]]:

@@ -18,10 +18,12 @@ from kubetune.base import jsonl
 from kubetune.config.metric_names import main_metric
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import read_config
+from kubetune.data.findings import kept_conversations
 from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts, find_runs
 from kubetune.library.sweep.sweep_list import find_sweeps, overview
 from kubetune.library.sweep.sweep_record import SWEEP, TRIAL_RUNS
+from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.reporting.run_charts import points_of
@@ -137,6 +139,8 @@ class Records:
             "held_out": (splits.get("eval") or {}).get("rows"),
             "tokens": train.get("tokens"),
             "longest": train.get("longest"),
+            "bars": drawn_bars(train.get("lengths") or []),
+            "example": _example(run_dir),
         }
         self._data[run_dir] = (now, made)
         return made
@@ -224,6 +228,16 @@ class _Kept:
     record: RunRecord | None = None
     signature: Signature = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def _example(run_dir: Path) -> str:
+    """Return what is asked in one of the conversations that a run keeps of its data; "" without any."""
+    with suppress(EnvironmentFault):
+        for kept in kept_conversations.read(run_dir):
+            content = kept.messages[-1].get("content") if kept.messages else None
+            if isinstance(content, str):
+                return content
+    return ""
 
 
 def spark(run_dir: Path) -> str:
