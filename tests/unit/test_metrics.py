@@ -21,6 +21,7 @@ from kubetune.base import jsonl
 from kubetune.config.metric_names import main_metric
 from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts
+from kubetune.reporting.hero import hero
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
 from kubetune.rundir.metrics import (
@@ -446,6 +447,16 @@ def test_a_list_and_the_pages_say_the_numbers_of_the_checkpoint_that_a_user_gets
     link.unlink()
     link.symlink_to("step-000080")
     assert (said()["step"], said()["eval_loss"]) == (80, 0.5)
+    # Of a run that holds nothing out, what somebody measured by hand.
+    steps = [line for line in metrics.read_metrics(run_dir) if not metrics.is_evaluation(line)]
+    (run_dir / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in steps))
+    (folder / "state.json").unlink()
+    by_hand = {"metrics": {"eval_accuracy": 0.5}, "checkpoint": "best", "data": "some/other.tsv"}
+    (run_dir / metrics.EVALUATION).write_text(json.dumps(by_hand))
+    assert said() == {"step": 80, "data": "some/other.tsv", "eval_accuracy": 0.5}
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert (shown.value.after, shown.sure.partition(";")[0]) == ("50 %", "at step 80, on other.tsv")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def evaluation_charts(runs: Runs, apart: str = "") -> list[Chart]:
         if key.startswith(OF_SOURCE):
             source = key.removeprefix(OF_SOURCE)
             sources[source] = of_runs
-        elif _are_shares(of_runs):
+        elif _are_shares(key, of_runs):
             scores[name] = of_runs
         else:
             others[name] = of_runs
@@ -79,8 +79,14 @@ def _metrics(runs: Runs) -> dict[str, SeriesOfRuns]:
     return metrics
 
 
-def _are_shares(of_runs: SeriesOfRuns) -> bool:
-    """True if all values lie between -1 (a coefficient of correlation) and 1."""
+# Ends of names of what is no share, though its values may lie between 0 and 1.
+_NO_SHARES = ("loss", "reward", "_std", "margin", "divergence", "mae")
+
+
+def _are_shares(key: str, of_runs: SeriesOfRuns) -> bool:
+    """True if a metric is a share by its name, or has an unknown name and values from -1 (a correlation) to 1."""
+    if key.endswith(_NO_SHARES):
+        return False
     for series in of_runs.values():
         if any(value is not None and not -1 <= value <= 1 for value in series.values):
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted
@@ -122,6 +123,9 @@ def label_of(name: str) -> str:
 def sureness(run: RunRecord, shown: Measured) -> str:
     """Return whether the difference may be chance, by the test of the same checkpoint, and where it was measured."""
     where = f"at step {shown.step:,}" if shown.step else "before training"
+    data = (run.of_best or {}).get("data")
+    if data:
+        where += f", on {Path(data).name}"
     if shown.test and metrics.is_number(shown.test.get("p_value")):
         return f"{_test(shown.test)}, {where}"
     where = _interval(run, shown) + where

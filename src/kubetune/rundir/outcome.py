@@ -17,7 +17,7 @@ Line = dict[str, Any]
 def evaluation_of_best(
     run_dir: Path, newest_first: Iterable[Line], best_by: str, *, greater: bool
 ) -> Line | None:
-    """Return the evaluation of the checkpoint `best`, None of a run without evaluations.
+    """Return the evaluation of the checkpoint `best`, or one by hand; None of a run without evaluations.
 
     `newest_first`: evaluations of metrics.jsonl, at least the newest ones. Where that of the checkpoint is not among
     them, the verdict or the checkpoint itself has its numbers. A run without such a checkpoint stands for its best value
@@ -50,7 +50,21 @@ def evaluation_of_best(
         # The first of equal ones: one that is as good later is no improvement.
         choose = max if greater else min
         return choose(measured, key=lambda line: line[best_by])
-    return seen[0] if seen else None
+    return seen[0] if seen else _by_hand(run_dir)
+
+
+def _by_hand(run_dir: Path) -> Line | None:
+    """Return what `kubetune evaluate` measured last, with its `data`; None if nobody called it, or it measured nothing."""
+    with suppress(FileNotFoundError, KubetuneError):
+        found = shapes.read(run_dir / metrics.EVALUATION)
+        values = numbers_of(found)
+        if values:
+            which = str(found.get("checkpoint"))
+            step = int(which) if which.isdecimal() else checkpoints.linked(run_dir, which)
+            if step is None:
+                step = checkpoints.linked(run_dir, "last")
+            return {"step": step, "data": str(found.get("data")), **values}
+    return None
 
 
 def before_training(run_dir: Path) -> Mapping[str, Any]:
@@ -61,7 +75,7 @@ def before_training(run_dir: Path) -> Mapping[str, Any]:
 
 
 def numbers_of(base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics in base_evaluation.json, which a received run may have in any shape."""
+    """Return the metrics in base_evaluation.json or evaluation.json, which a received run may have in any shape."""
     values = base.get("metrics")
     if not isinstance(values, dict):
         return {}

@@ -64,7 +64,8 @@ def _own_charts(runs: Runs) -> list[Chart]:
         before, after = shown.texts
         lines = [replace(line, colour=index, run=index) for line in chart.lines]
         value = f"{before} → {after}" if before else after
-        title = f"{name}: {shown.label} {value}"
+        # No line breaks before a sign.
+        title = f"{name}: {shown.label} {value}".replace(" %", "\u00a0%")
         charts.append(
             replace(
                 chart, title=title, about=sureness(run, shown), lines=lines, name=f"own-{index}"

@@ -9,13 +9,11 @@ from typing import Any
 from kubetune.config.resolved import resolved
 from kubetune.reporting import cards
 from kubetune.reporting.compared.differences import differences
+from kubetune.reporting.look.style import COLOURS
 from kubetune.reporting.point import point, sureness
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.run_charts import labels, letter
 from kubetune.reporting.run_page import MOST_ANSWERS, sentence
-
-# Colours of lines and runs in the style sheet. Further runs differ only by their letters.
-COLOURS = 12
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parents[1]
+# Colours of lines and runs in the style sheet. Further runs differ only by their letters.
+COLOURS = 12
 
 
 def style(typeface: str | None = None) -> str:
@@ -22,6 +24,7 @@ def style(typeface: str | None = None) -> str:
     # .part-37{--part:0.37}
     # One class for each length that a bar can have.
     parts = [f".part-{n}{{--part:{n / 100:g}}}" for n in range(101)]
+    parts += [f".colour-{n}{{background:var(--c{n})}}" for n in range(COLOURS)]
     if typeface is None:
         content = (HERE / "vendor/inter.woff2").read_bytes()
         typeface = f"data:font/woff2;base64,{b64encode(content).decode()}"

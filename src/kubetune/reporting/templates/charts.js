@@ -90,9 +90,8 @@ window.drawCharts = () => {
   };
   // All charts begin and end at the same place, so that they can be read below each other.
   const sharedRange = () => {
-    const low = xName === "step" ? Math.min(...charts.map((chart) => chart.data[0][0])) : 0;
     const high = Math.max(...axes.map((_, run) => reached(run, lastOf(run))));
-    return low < high ? [low, high] : [low - 1, low + 1];
+    return high > 0 ? [0, high] : [-1, 1];
   };
   const columnsOf = (chart, lines) => {
     const columns = lines.map((line) => line.values);
