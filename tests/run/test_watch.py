@@ -130,7 +130,7 @@ def test_runs_are_listed_with_what_became_of_them(
     assert cli.main(["runs"]) == 2
 
 
-@pytest.mark.parametrize("width", [100, 120])
+@pytest.mark.parametrize("width", [80, 100, 120])
 def test_a_narrow_terminal_keeps_the_evaluation_and_why_a_run_failed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -141,7 +141,7 @@ def test_a_narrow_terminal_keeps_the_evaluation_and_why_a_run_failed(
     Path("outputs").mkdir()
     good = write_run(Path("outputs/support-bot-2026-11"), 60)
     with (good / "metrics.jsonl").open("a") as lines:
-        lines.write('{"step": 60, "epoch": 1.0, "eval_loss": 0.0726, "eval_exact_match": 0.94}\n')
+        lines.write('{"step": 60, "epoch": 1.0, "eval_loss": 7e-9, "eval_exact_match": 0.94}\n')
     exit_status.write_exit_status(good, exit_status.ExitStatus(0, exit_status.DONE, 60))
     failed = write_run(Path("outputs/support-bot-failed"), 60)
     reason = "lora.target_modules: the model has no module qproj; did you mean q_proj?"
@@ -151,11 +151,13 @@ def test_a_narrow_terminal_keeps_the_evaluation_and_why_a_run_failed(
     monkeypatch.setenv("NO_COLOR", "1")
     assert cli.main(["runs"]) == 0
     lines_shown = capsys.readouterr().out.splitlines()
-    head, *rows, left_out = lines_shown
+    head, *rest = lines_shown
+    at = next(i for i, line in enumerate(rest) if line.startswith("left out"))
+    rows, left_out = rest[:at], rest[at]
     assert "EVALUATION" in head
     assert "WHY" in head
     assert "exact_match 0.94" in "\n".join(rows)
-    assert "causal lm" in "\n".join(rows)
+    assert ("causal lm" in "\n".join(rows)) == (width > 80)
     assert ("CURVE" in head) == (width > 100)
     # The reason continues below itself.
     of_why = " ".join(row[head.index("WHY") :].strip() for row in rows)

@@ -28,7 +28,7 @@ _HEAD = (
 )  # fmt: skip
 
 # Columns in the order in which they are left out of a narrow terminal. Losses of two tasks cannot be compared.
-_LEAST_FIRST = ("METHOD", "MODEL", "LOSS", "STARTED", _CURVE, "TASK", "EVALUATION", "WHY")
+_LEAST_FIRST = ("METHOD", "MODEL", "LOSS", "STARTED", _CURVE, "TASK", "STEP", "EVALUATION", "WHY")
 # Characters that a column is counted with at most: what is longer continues below itself.
 _WIDEST = {"RUN": NARROWEST_SENTENCE, "TASK": 12, "WHY": NARROWEST_SENTENCE}
 _REASON = 20  # characters of a reason that is cut, at least
