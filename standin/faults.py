@@ -258,8 +258,8 @@ def drain(store: Store, node_name: str) -> None:
             evict(store, pod)
 
 
-def cut_host(store: Store, faults: Faults, node_name: str) -> None:
-    """Do what the control plane does about a node it hears nothing of, without the minutes that it waits."""
+def cut_host(store: Store, faults: Faults, node_name: str, *, evicts: bool) -> None:
+    """Do what the control plane does about a node it hears nothing of: at once, and five minutes later (`evicts`)."""
     node = store.get("Node", "", node_name)
     if node is None:
         raise KeyError(f"there is no node {node_name}")
@@ -273,8 +273,11 @@ def cut_host(store: Store, faults: Faults, node_name: str) -> None:
         if pod["spec"].get("nodeName") != node_name or finished(pod) or terminating(pod):
             continue
         status = pod.setdefault("status", {})
+        # Its containers stay ready, as the kubelet has last said.
         set_condition(status, "Ready", "False")
-        message = "Taint manager: deleting due to NoExecute taint"
-        set_condition(status, "DisruptionTarget", "True", "DeletionByTaintManager", message)
+        if evicts:
+            message = "Taint manager: deleting due to NoExecute taint"
+            set_condition(status, "DisruptionTarget", "True", "DeletionByTaintManager", message)
         store.touch(pod)
-        store.delete(pod, None)
+        if evicts:
+            store.delete(pod, None)

@@ -35,7 +35,7 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
         case "leave-kubelet":
             faults.leave_kubelet(**body)
         case "cut-host":
-            cut_host(store, faults, body["node"])
+            cut_host(store, faults, body["node"], evicts=body.get("evicts", True))
         case "restart-kubelet":
             faults.restart_kubelet(**body)
         case "lag-behind":

@@ -247,9 +247,9 @@ class Cluster:
         """Let the kubelet of a node not answer until faults are cleared."""
         self._fault("leave-kubelet", node=node)
 
-    def cut_host(self, node: str) -> None:
+    def cut_host(self, node: str, *, evicts: bool = True) -> None:
         """Let nothing of a node be heard any more, until faults are cleared or it is said to be out of service."""
-        self._fault("cut-host", node=node)
+        self._fault("cut-host", node=node, evicts=evicts)
 
     def restart_kubelet(self, node: str) -> None:
         """Let the kubelet of a node start anew: its streams are cut, and its next answers are 404."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 
@@ -260,6 +261,11 @@ def test_a_lost_host_is_named_with_the_way_out(
     lost = pods[1]["spec"]["nodeName"]
     if rights == "few":
         with_few_rights(desk)
+    # Kubernetes waits for five minutes before it takes the pods away.
+    desk.cluster.cut_host(lost, evicts=False)
+    shown = desk.quick("status", "fit").stdout
+    assert f"host {lost} is lost since 20" in shown
+    assert re.search(rf"{name_of(pods[1])} .* Running .* its host is lost", shown)
     desk.cluster.cut_host(lost)
     shown = desk.quick("status", "fit").stdout
     assert f"host {lost} is lost since 20" in shown
@@ -306,6 +312,8 @@ def test_who_stops_or_deletes_a_run_hears_of_a_lost_host(
         if verb == ["stop"]:
             assert "node 0: saved step 7" in done.stdout
             desk.cluster.wait_gone("Pod", name_of(first))
+            shown = desk.quick("status", "fit").stdout
+            assert "stopped\nwhy: host" in shown
     desk.cluster.clear_faults()
     desk.cluster.wait_gone("Pod", name_of(second))
 

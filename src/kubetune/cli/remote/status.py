@@ -278,11 +278,11 @@ def why(observed: ObservedRun) -> str:
     # The state alone may say why.
     if observed.state == "done":
         return _reservation(observed)
-    if observed.state == "stopped":
-        return ""
-    # Whatever its pods wait for, they wait for that.
+    # Whatever its pods wait for, they wait for that. A stopped run has a pod that does not go.
     for host in observed.lost_hosts:
         return host.advice()
+    if observed.state == "stopped":
+        return ""
     if observed.state == "running":
         return _why_without_servers(observed)
     if observed.state == "absent":
