@@ -9,13 +9,13 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Mxfp4Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers.quantizers import quantizer_mxfp4
 
 from kubetune import errors
 from kubetune.batching.batch import collate
@@ -25,13 +25,13 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.kernels.pointwise import Kernels
-from kubetune.models import base_shards, compiled_layers, fsdp, patches
+from kubetune.models import base_shards, compiled_layers, fsdp, loading, patches
 from kubetune.models.acceleration import Workload
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import backbone, own_attention
 from kubetune.plan.forecast import forecast
-from kubetune.plan.model_shapes import Weights
+from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints
@@ -257,9 +257,33 @@ def test_what_is_not_cut_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Pat
         layer.mlp.register_buffer("qweight", torch.zeros(64, 64, dtype=torch.int32))
     base_shards.cut(lm, World(size=2))
     assert "33 KiB of its layers stay whole on each" in caplog.text
-    lm.hf_quantizer = SimpleNamespace(quantization_config=Mxfp4Config())
-    with pytest.raises(errors.ModelError, match=r"MXFP4 .* cannot be cut"):
-        base_shards.Reader(World(), ()).cut(lm)
+
+
+@pytest.mark.parametrize(("method", "name"), [("fp8", "llama"), ("mxfp4", "gpt_oss")])
+def test_a_plan_counts_the_numbers_that_codes_of_a_file_stand_for(
+    tmp_path: Path, method: str, name: str
+) -> None:
+    codes = read_weights(str(save_quantised(tmp_path / method, method)), {})
+    numbers = read_weights(str(save_model(tmp_path / name, name)), {})
+    assert codes is not None
+    assert numbers is not None
+    assert codes.shapes == numbers.shapes
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_codes_that_nothing_can_train_on_are_read_as_numbers(
+    inputs: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(inputs, "ddp", model=str(save_quantised(tmp_path, method)))
+    # As on a GPU that transformers takes for one with kernels for these codes.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    for name in ("is_kernels_available", "is_triton_available"):
+        monkeypatch.setattr(quantizer_mxfp4, name, lambda *_: True)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(quantizer_mxfp4, "get_current_accelerator", lambda *_: cuda)
+    model = loading.load_pretrained(AutoModelForCausalLM, ModelSpec.of(config), torch.device("cpu"))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def bytes_of_tensors() -> int:

@@ -395,7 +395,6 @@ class Reader:
     def cut(self, lm: Any) -> None:
         """Cut the rest of what was read. Raise ModelError on all ranks if a weight that one has read is not finite."""
         raise_first(process_group.gather(self.failure, self._world))
-        _require_tensors(lm)
         cut(lm, self._world, self._trained, self.units)
 
     def _note(self, lm: Any, name: str) -> None:
@@ -482,16 +481,6 @@ def _named(lm: nn.Module, parts: Collection[str]) -> set[nn.Module]:
         if any(f".{part}." in f".{name}." for part in parts):
             modules.add(module)
     return modules
-
-
-def _require_tensors(lm: Any) -> None:
-    """Raise ModelError for weights that a quantiser has packed into objects of its kernels."""
-    settings: Any = getattr(getattr(lm, "hf_quantizer", None), "quantization_config", None)
-    if getattr(settings, "quant_method", None) == "mxfp4" and not settings.dequantize:
-        raise errors.ModelError(
-            f"model {lm.name_or_path}: its experts in MXFP4 are objects of Triton here, which cannot be cut; set "
-            "training.parallelism to ddp, or take a copy of the model in bf16"
-        )
 
 
 def _bytes_left(layers: Sequence[nn.Module], whole: set[nn.Module]) -> int:

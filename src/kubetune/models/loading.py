@@ -105,13 +105,12 @@ def load_pretrained(
     # The contents of the files are checked before transformers reads them.
     model = spec.model
     check_model_folder(model)
-    _require_plain(model)
+    facts = _read_plain(model)
     settings |= _pinned_code(model, code_from)
 
     arithmetic = choose_dtype(model.dtype, device)
     quantised = quantization.settings(spec.quantization, spec.lora, arithmetic)
-    if quantised is not None:
-        settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
+    settings |= _settings_of_codes(quantised, facts, device)
     # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
 
@@ -141,6 +140,15 @@ def load_pretrained(
     require_finite(f"model {model.path}", placed.named_parameters())
     base_shards.cut_if_wanted(placed)
     return placed
+
+
+def _settings_of_codes(
+    quantised: Any, facts: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Return settings for weights that are to be quantised, else for files that were quantised before."""
+    if quantised is None:
+        return quantization.settings_of_files(facts)
+    return {"quantization_config": quantised, "device_map": {"": str(device)}}
 
 
 def _placed(loaded: Any, device: torch.device, is_quantised: bool) -> nn.Module:
@@ -289,13 +297,15 @@ def require_plain_adapter(folder: Path) -> saved.AdapterSettings:
     return settings
 
 
-def _require_plain(model: ModelConfig) -> None:
-    """Raise ModelError for a config.json or an index with which code or weights would come from anywhere else."""
+def _read_plain(model: ModelConfig) -> Mapping[str, Any]:
+    """Return a config.json. Raise ModelError for one, or an index, with which code or weights would come from elsewhere."""
     files = find_files(model, model.path, ("config.json", model_shapes.INDEX))
     if "config.json" not in files:
-        return  # transformers says what is missing
+        return {}  # transformers says what is missing
     model_shapes.files_of(files["config.json"].parent)
-    require_plain_config(model.path, read_json(files["config.json"]))
+    facts: dict[str, Any] = read_json(files["config.json"])
+    require_plain_config(model.path, facts)
+    return facts
 
 
 def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str, str | None]:

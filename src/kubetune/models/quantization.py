@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,26 @@ def settings(
         bnb_4bit_compute_dtype=compute_dtype,
         llm_int8_skip_modules=list(HEADS),
     )
+
+
+def settings_of_files(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with which files of codes are read as numbers, if nothing here can train on the codes.
+
+    `facts`: config.json. transformers would keep the codes on a GPU of which it thinks that it can multiply them:
+
+        MXFP4    its kernels have no backward: what lies below the experts would not learn
+        FP8      its kernels come with the package `kernels`, without which the first step would fail
+    """
+    codes = facts.get("quantization_config")
+    if not isinstance(codes, dict):
+        return {}
+    method = codes.get("quant_method")
+    if method == "mxfp4" or (method == "fp8" and find_spec("kernels") is None):
+        from transformers.quantizers import AutoQuantizationConfig
+
+        as_numbers = AutoQuantizationConfig.from_dict({**codes, "dequantize": True})
+        return {"quantization_config": as_numbers}
+    return {}
 
 
 def describe(
