@@ -23,7 +23,10 @@ from kubetune.models import quantization
 from kubetune.models.acceleration import Workload
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.quantization import count
+from kubetune.plan.forecast import Forecast, forecast
+from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm, preference, sequence_classification
@@ -175,6 +178,12 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
             ) * other.norm()
 
 
+def forecast_of(config: Config) -> Forecast | None:
+    weights = read_weights(config.model.path, {})
+    assert weights is not None
+    return forecast(RankWork.of(config, make_plan(config)), weights)
+
+
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 def test_a_file_that_was_quantised_before_learns_as_one_that_is_now(
     bits: str, tmp_path: Path
@@ -188,6 +197,9 @@ def test_a_file_that_was_quantised_before_learns_as_one_that_is_now(
     before = make_causal_lm(tmp_path, "none")
     model = before.model.model_copy(update={"path": str(tmp_path / "file")})
     before = before.model_copy(update={"model": model})
+
+    # A plan counts both alike.
+    assert forecast_of(before) == forecast_of(now)
 
     batch = collate(random_rows((37, 5)))
     gradients = []

@@ -212,11 +212,15 @@ def _held_parts(work: RankWork, weights: Weights, trained: int) -> dict[str, int
 
 
 def _weight_bytes(work: RankWork, weights: Weights) -> int:
-    """Return the bytes of the base as it lies on the device. Only linear modules are quantised."""
+    """Return the bytes of the base as it lies on the device. Only linear modules are quantised.
+
+    Files in FP8 and MXFP4 are read as numbers of `model.dtype` (models/quantization).
+    """
+    quantization = weights.quantization or work.quantization
     linear_bytes: float = work.element
-    if work.quantization == "8bit":
+    if quantization == "8bit":
         linear_bytes = 1
-    elif work.quantization != "none":
+    elif quantization != "none":
         linear_bytes = NF4_BITS / 8
     in_linears = _linear_parameters(weights)
     return int(in_linears * linear_bytes) + (weights.parameters - in_linears) * work.element

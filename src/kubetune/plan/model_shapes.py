@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kubetune.base.files import open_inside, read_inside, user_cache
 from kubetune.errors import ModelError
@@ -26,6 +26,7 @@ _POINTER = b"version https://git-lfs"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 
 _MOST_DIMENSIONS = 64
+_MOST_STATE_BYTES = 10_000
 _MOST_VALUES = 1 << 62
 
 # A config.json with more is no decoder's, and to list its weights would take for ever.
@@ -44,6 +45,12 @@ PROJECTORS = (
 )
 # Names of parts that only sound goes through. No data here have sound.
 HEARING = ("audio_tower", "embed_audio")
+# What files of a quantised model hold besides the codes, of bitsandbytes, FP8 and MXFP4. The last of bitsandbytes says
+# the shape that a weight had before it was packed.
+_BESIDE_CODES = re.compile(
+    r".*(\.(absmax|quant_map|nested_absmax|nested_quant_map|SCB|weight_format)|_(scales|scale|scale_inv))"
+)
+_STATE = re.compile(r"(?P<weight>.*)\.quant_state\.bitsandbytes__\w+")
 # Gemma 4's scales and bounds: they are in its files, but they are buffers and no parameters.
 _SCALARS = re.compile(r"(.*\.)?(layer_scalar|(input|output)_(min|max))")
 
@@ -62,6 +69,14 @@ class Weights:
         """Return the part of config.json that describes the language model."""
         inner = self.config.get("text_config")
         return inner if isinstance(inner, dict) else self.config
+
+    @property
+    def quantization(self) -> Literal["4bit", "8bit"] | None:
+        """Return in how many bits bitsandbytes has stored its linear layers, as `quantization` says it."""
+        settings = self.config.get("quantization_config")
+        if not isinstance(settings, dict) or settings.get("quant_method") != "bitsandbytes":
+            return None
+        return "4bit" if settings.get("load_in_4bit") else "8bit"
 
     @property
     def parameters(self) -> int:
@@ -116,6 +131,8 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
         for file in files:
             shapes |= _header(file)
         if _is_whole(folder, shapes):
+            if "quantization_config" in config:
+                shapes = _unpacked(shapes, files)
             parameters = {
                 name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)
             }
@@ -173,6 +190,45 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes in the header of a safetensors file."""
     entries, _ = _entries(file)
     return {name: _shape(entry["shape"], file) for name, entry in entries.items()}
+
+
+def _unpacked(
+    stored: Mapping[str, tuple[int, ...]], files: Iterable[Path]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that the weights of a quantised model have when they are numbers again.
+
+    experts.down_proj_blocks [32, 2880, 90, 16], two codes a byte (MXFP4)     →  experts.down_proj [32, 2880, 2880]
+    q_proj.weight [8388608, 1], whose state says [4096, 4096] (bitsandbytes)  →  q_proj.weight [4096, 4096]
+    """
+    packed: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        packed |= _shapes_before_packing(file)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in stored.items():
+        if _BESIDE_CODES.fullmatch(name) or _STATE.fullmatch(name):
+            continue
+        if name.endswith("_blocks") and len(shape) == 4:
+            experts, outside, blocks, half = shape
+            shapes[name.removesuffix("_blocks")] = (experts, blocks * 2 * half, outside)
+        else:
+            shapes[name] = packed.get(name, shape)
+    return shapes
+
+
+def _shapes_before_packing(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of 4-bit weights in a safetensors file of bitsandbytes, which keeps them as JSON."""
+    entries, begin = _entries(file)
+    shapes = {}
+    with open_inside(file) as stream:
+        for name, entry in entries.items():
+            match = _STATE.fullmatch(name)
+            if match is None:
+                continue
+            first, end = entry["data_offsets"]
+            stream.seek(begin + first)
+            state = json.loads(stream.read(max(0, min(end - first, _MOST_STATE_BYTES))))
+            shapes[match["weight"]] = _shape(state["shape"], file)
+    return shapes
 
 
 def layer_of(name: str) -> str:
