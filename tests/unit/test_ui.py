@@ -463,6 +463,11 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.get_by_text(re.compile(r"\d+ more charts")).click()
         page.locator(".more-charts .chart canvas").first.wait_for()
         page.select_option("#x-axis", "share")
+        # The table of runs is as wide as the window, and its cells stand below their headings.
+        browser.show(page, f"{address}/")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        left = "[...document.querySelectorAll('#rows tr > [data-label=state]')].map((cell) => cell.getBoundingClientRect().left)"
+        assert len(set(page.evaluate(left))) == 1
         # Data are found by the runs that used them; what does not fit goes with its file.
         browser.show(page, f"{address}/data")
         page.get_by_label("Find").fill("first")
@@ -470,7 +475,10 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.get_by_label("Find").fill("nothing-like-this")
         page.locator("#data-sets tbody").first.wait_for(state="hidden")
         assert page.is_visible("#data-sets thead")
-        browser.show(page, f"{address}/compare")
+        browser.show(page, f"{address}/compare?dir=first&dir=second")
+        page.get_by_role("link", name="Choose others").click()
+        for name in ("first", "second"):
+            assert page.is_checked(f"input[value={name}]"), "what is compared stays chosen"
         page.get_by_label("Find").fill("nothing-like-this")
         page.locator("#choices li").first.wait_for(state="hidden")
         assert not errors, "neither a script failed nor was anything refused by the policy"
