@@ -28,8 +28,9 @@ _MIXTURE = {
     "head_dim": 128,
     "num_key_value_heads": 4,
     "vocab_size": 151_936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
 }
-_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8}
 
 
 def _sizes(
@@ -52,8 +53,8 @@ MODELS = {
     "Qwen3-14B": _sizes(_QWEN3, 5120, 40, 17_408, 40),
     "Qwen3-32B": _sizes(_QWEN3, 5120, 64, 25_600, 64),
     "Llama-3.3-70B": _sizes(_LLAMA3, 8192, 80, 28_672, 64),
-    "Qwen3-30B-A3B": _sizes(_MIXTURE, 2048, 48, 768, 32),
-    "Qwen3-235B-A22B": _sizes(_MIXTURE, 4096, 94, 1536, 64),
+    "Qwen3-30B-A3B": {**_sizes(_MIXTURE, 2048, 48, 6144, 32), "moe_intermediate_size": 768},
+    "Qwen3-235B-A22B": {**_sizes(_MIXTURE, 4096, 94, 12_288, 64), "moe_intermediate_size": 1536},
 }
 
 _HEAD = f"""\
@@ -127,20 +128,7 @@ def _costs(name: str, config: Config, plan: Plan, gpu_bytes: int) -> Costs:
 @cache
 def _weights(name: str) -> Weights:
     """Return names and shapes of a model's weights."""
-    config = MODELS[name]
-    shapes = shapes_of(config)
-    if config["model_type"] != "qwen3_moe":
-        return Weights(shapes, config, stated=False)
-    # A layer's experts in place of its feed-forward, as transformers stacks them.
-    shapes = {key: shape for key, shape in shapes.items() if ".mlp." not in key}
-    hidden, width = config["hidden_size"], config["intermediate_size"]
-    experts = _EXPERTS["num_experts"]
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}.mlp"
-        shapes[f"{at}.gate.weight"] = (experts, hidden)
-        shapes[f"{at}.experts.gate_up_proj"] = (experts, 2 * width, hidden)
-        shapes[f"{at}.experts.down_proj"] = (experts, hidden, width)
-    return Weights(shapes, {**config, **_EXPERTS, "moe_intermediate_size": width}, stated=False)
+    return Weights(shapes_of(MODELS[name]), MODELS[name], stated=False)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -31,7 +32,8 @@ from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import backbone, own_attention
 from kubetune.plan.forecast import forecast
-from kubetune.plan.model_shapes import Weights, read_weights
+from kubetune.plan.linears import stacks
+from kubetune.plan.model_shapes import Weights, read_weights, shapes_of
 from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints
@@ -597,6 +599,22 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo-2-7B": ("olmo2", {**HEADS, **sizes(4096, 11_008, 32), "vocab_size": 100_352}),
     "Mixtral-8x7B": ("mixtral", {**HEADS, **sizes(4096, 14_336, 32), "vocab_size": 32_000}),
 }
+
+
+@pytest.mark.parametrize("name", [*SIZES, "gpt-oss-20b"])
+def test_a_config_alone_says_what_a_model_holds(name: str) -> None:
+    family, settings = SIZES.get(name, ("gpt_oss", {}))
+    shape = AutoConfig.for_model(family, **settings)
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(shape)
+    derived = Weights(shapes_of(shape.to_dict()), shape.to_dict(), stated=False)
+    exact = {path: tuple(parameter.shape) for path, parameter in lm.named_parameters()}
+    stated = Weights(exact, derived.config, stated=True)
+    assert derived.parameters == pytest.approx(stated.parameters, rel=0.002)
+    in_experts, wanted = (
+        sum(math.prod(stack[1:]) for stack in stacks(weights)) for weights in (derived, stated)
+    )
+    assert in_experts == wanted
 
 
 class Arrived:

@@ -32,6 +32,9 @@ _MOST_VALUES = 1 << 62
 # A config.json with more is no decoder's, and to list its weights would take for ever.
 MOST_LAYERS = 10_000
 
+# Mixtures with the attention of Llama, and no experts but those that tokens are routed to, by their model_type.
+_MIXTURES = ("gpt_oss", "mixtral", "olmoe", "qwen3_moe")
+
 # Names of vision towers in models.
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
 # Names of the part that turns images into tokens.
@@ -301,7 +304,7 @@ def _is_whole(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the weights of a Llama-like decoder: q, k, v, o; gate, up, down; two norms. {} for other configs."""
+    """Return the weights of a Llama-like decoder: q, k, v, o; gate, up, down, or experts; two norms. {} for others."""
     try:
         hidden = config["hidden_size"]
         layers = config["num_hidden_layers"]
@@ -310,10 +313,14 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         intermediate = config["intermediate_size"]
     except KeyError:
         return {}
-    if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+    experts = 0
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        experts = experts or config.get(key) or 0
+    if experts and config.get("model_type") not in _MIXTURES:
         return {}
-    # Mixtures have other names; a config with odd values is not worth an error here.
-    sizes = (hidden, layers, vocabulary, heads, intermediate)
+    width = config.get("moe_intermediate_size") or intermediate
+    # A config with odd values is not worth an error here.
+    sizes = (hidden, layers, vocabulary, heads, intermediate, width)
     if not all(isinstance(size, int) and size > 0 for size in sizes) or layers > MOST_LAYERS:
         return {}
     size = config.get("head_dim") or hidden // heads
@@ -327,13 +334,28 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{at}.self_attn.k_proj.weight": (keys, hidden),
             f"{at}.self_attn.v_proj.weight": (keys, hidden),
             f"{at}.self_attn.o_proj.weight": (hidden, heads * size),
-            f"{at}.mlp.gate_proj.weight": (intermediate, hidden),
-            f"{at}.mlp.up_proj.weight": (intermediate, hidden),
-            f"{at}.mlp.down_proj.weight": (hidden, intermediate),
             f"{at}.input_layernorm.weight": (hidden,),
             f"{at}.post_attention_layernorm.weight": (hidden,),
         }
+        if experts and _is_mixture(config, layer):
+            shapes |= {
+                f"{at}.mlp.gate.weight": (experts, hidden),
+                f"{at}.mlp.experts.gate_up_proj": (experts, 2 * width, hidden),
+                f"{at}.mlp.experts.down_proj": (experts, hidden, width),
+            }
+        else:
+            shapes |= {
+                f"{at}.mlp.gate_proj.weight": (intermediate, hidden),
+                f"{at}.mlp.up_proj.weight": (intermediate, hidden),
+                f"{at}.mlp.down_proj.weight": (hidden, intermediate),
+            }
     shapes["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     return shapes
+
+
+def _is_mixture(config: Mapping[str, Any], layer: int) -> bool:
+    """True if a layer of a mixture has experts: Qwen names layers without, or the number of layers from one to the next."""
+    step = config.get("decoder_sparse_step") or 1
+    return layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
