@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -280,6 +281,37 @@ def use_queue(target: Any) -> bool:
 def start_ring(target: Any) -> bool:
     # io_uring_setup, whose requests no filter sees
     return _is(LIBC.syscall(425, 1, ctypes.create_string_buffer(120)))
+
+
+def set_limit(target: Any) -> bool:
+    # To what it is already: the trainer is needed for the other tries.
+    if target["pid"] == os.getpid():
+        return False
+    limit = resource.prlimit(target["pid"], resource.RLIMIT_CORE)
+    resource.prlimit(target["pid"], resource.RLIMIT_CORE, limit)
+    return True
+
+
+def set_processors(target: Any) -> bool:
+    os.sched_setaffinity(target["pid"], os.sched_getaffinity(target["pid"]))
+    return target["pid"] != os.getpid()
+
+
+def set_priority(target: Any) -> bool:
+    if target["pid"] == os.getpid():
+        return False
+    os.setpriority(os.PRIO_PROCESS, target["pid"], os.getpriority(os.PRIO_PROCESS, target["pid"]))
+    return True
+
+
+def be_spared_without_memory(target: Any) -> bool:
+    # The kernel ends those with the highest number first.
+    with open("/proc/self/oom_score_adj") as file:
+        if int(file.read()) < 1000:
+            return True
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("0")
+    return True
 
 
 # Last, since the others need the file.

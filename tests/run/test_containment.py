@@ -28,6 +28,8 @@ ROWS = {
     ],
     "read, change or trace its memory": ["read_memory", "write_memory", "copy_memory", "trace"],
     "signal processes that it has not started": ["send_signal"],
+    "change their limits, priority or processors": ["set_limit", "set_processors", "set_priority"],
+    "outlive the trainer where memory runs out": ["be_spared_without_memory"],
     "connect to sockets on the disk, such as Docker's or an SSH agent's, or to abstract ones": [
         "connect_by_path",
         "connect_pair_by_path",

@@ -44,6 +44,8 @@ MOST_PROCESSES: Final = 128
 TOO_MANY_PROCESSES: Final = 117
 _LOOK_SECONDS: Final = 0.05
 _NICENESS: Final = 10
+# The most that the kernel takes for it, when it looks for a process to end as memory runs out.
+_ENDS_FIRST: Final = "1000"
 
 # Landlock's calls, which have the same numbers on all machines, and its rights (linux/landlock.h).
 _CREATE_RULESET: Final = 444
@@ -73,7 +75,7 @@ WITHOUT: Final = {
     "namespaces": "see other processes, change modes and times of your files, and leave processes behind",
     "mounts": "see other processes, and change modes and times of your files",
     "capabilities": "use the special rights of root",
-    "system calls": "connect to sockets on the disk",
+    "system calls": "connect to sockets on the disk, and change limits of processes that they see",
     "Landlock": "write to pipes on the disk, and send signals to processes that they see",
 }
 
@@ -85,6 +87,9 @@ def consequences(refused: list[str]) -> str:
 
 def limit(memory_bytes: int) -> None:
     """Bound what this process and its children may take: memory and files each, processes together."""
+    # Files without a name (memfd) and many processes take more than each may: where memory ends, these end first.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_ENDS_FIRST)
     # All of the user's processes may count, so those that are there already are let be.
     tasks = _number_of_tasks() + MOST_PROCESSES
     _, most = resource.getrlimit(resource.RLIMIT_NPROC)

@@ -1,4 +1,4 @@
-"""System calls that code which rewards answers is refused: sockets, keys, other processes' memory, new namespaces.
+"""System calls that code which rewards answers is refused: sockets, keys, namespaces, other processes' memory and limits.
 
 A read-only file system and Landlock before Linux 7 let a process connect to a socket on the disk, such as Docker's
 or an SSH agent's. So it gets no sockets at all, but pairs of streams, which asyncio and multiprocessing need.
@@ -58,7 +58,19 @@ _CALLS: Final = {
     "userfaultfd": (323, 282),
     # Its requests open sockets past any filter.
     "io_uring_setup": (425, 425),
+    # For whole users and groups of processes, as for one.
+    "ioprio_set": (251, 30),
 }
+# These change a process by its number, and this one by the number 0, which alone is allowed.
+_OF_THIS_PROCESS: Final = {
+    "prlimit64": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+}
+# Its first argument says whom its second one numbers: 0 is a process.
+_SETPRIORITY: Final = (141, 140)
 _CLONE: Final = (56, 220)
 _CLONE3: Final = (435, 435)
 _SOCKETPAIR: Final = (53, 199)
@@ -104,6 +116,7 @@ def _program(machine: str) -> bytes:
     ]
     for numbers in _CALLS.values():
         program += [_instruction(_IF_EQUAL, numbers[column], if_false=1), refused]
+    program += _limits_of_others(column)
     # Its flags are in memory, which a filter cannot read. glibc then calls `clone`.
     unknown = _instruction(_RETURN, _REFUSE | errno.ENOSYS)
     program += [_instruction(_IF_EQUAL, _CLONE3[column], if_false=1), unknown]
@@ -125,6 +138,31 @@ def _program(machine: str) -> bytes:
         allowed,
     ]
     return b"".join(program)
+
+
+def _limits_of_others(column: int) -> list[bytes]:
+    """Return what refuses to change limits, priority or processors of any process but the one that calls."""
+    refused = _instruction(_RETURN, _REFUSE | errno.EACCES)
+    allowed = _instruction(_RETURN, _ALLOW)
+    program = []
+    for numbers in _OF_THIS_PROCESS.values():
+        program += [
+            _instruction(_IF_EQUAL, numbers[column], if_false=4),
+            _instruction(_LOAD, _FIRST_ARGUMENT),
+            _instruction(_IF_EQUAL, 0, if_false=1),
+            allowed,
+            refused,
+        ]
+    program += [
+        _instruction(_IF_EQUAL, _SETPRIORITY[column], if_false=6),
+        _instruction(_LOAD, _FIRST_ARGUMENT),
+        _instruction(_IF_EQUAL, 0, if_false=3),
+        _instruction(_LOAD, _SECOND_ARGUMENT),
+        _instruction(_IF_EQUAL, 0, if_false=1),
+        allowed,
+        refused,
+    ]
+    return program
 
 
 def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
