@@ -40,6 +40,9 @@ def of_trl(prompts, completions, answer, trainer_state, log_metric, **rest):
     log_metric("lengths", sum(map(len, texts)) / len(texts))
     return [DOUBLE * float(text == right) if text else None for text, right in zip(texts, answer)]
 
+def of_few(completions, answer):
+    return [float(text == right) for text, right in zip(completions, answer)]
+
 async def of_async(completions, **rest):
     return [trained(rest["trainer_state"].global_step) for _ in completions]
 
@@ -348,7 +351,7 @@ def test_a_record_without_an_answer_is_not_judged_against_it(ask: Ask) -> None:
 
 
 def test_functions_of_three_tools(ask: Ask, code: Path) -> None:
-    names = ("of_trl", "of_async", "compute_score", "reward_func", "alarmed", "Scorer")
+    names = ("of_trl", "of_async", "compute_score", "reward_func", "alarmed", "Scorer", "of_few")
     rewards = [{"file": str(code), "function": name} for name in names]
     asked = request_of(["4", "5", ""], ["4"] * len(names), answer="4", data_source="sums")
     expected = [
@@ -358,6 +361,7 @@ def test_functions_of_three_tools(ask: Ask, code: Path) -> None:
         [1.0, 0.0, 0.0],
         [1.0, 1.0, 1.0],
         [0.25, 0.25, 0.25],
+        [1.0, 0.0, 0.0],
     ]
     judgements = ask(rewards, asked)
     assert rewards_of(judgements) == expected

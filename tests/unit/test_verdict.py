@@ -460,6 +460,14 @@ CASES = {
         r"score\(prompt, answer, reference, record\) is no reward function", MINE, by_code=True,
         make=code("raise SystemExit('run')\ndef score(prompt, answer, reference, record): ..."),
     ),
+    "a reward by a column that is missing": Case(
+        "rewards: score needs `level`, and no record of data.train has such a column; they have", MINE, by_code=True,
+        make=code("def score(completions, level): ..."),
+    ),
+    "a reward that its form gives nothing": Case(
+        r"score needs other, which nothing gives it; expected f\(", MINE, by_code=True,
+        make=code("def score(data_source, solution_str, ground_truth, other): ..."),
+    ),
     "no such reward": Case("defines no score; did you mean scores", MINE, by_code=True,
                            make=code("def scores(completions): ...")),
     "no file of rewards": Case("mine.py is no file", MINE, by_code=True),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from kubetune.config.schema import Config
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import References, unanswered, without_answers
+from kubetune.data.findings.reward_columns import without_columns
 from kubetune.data.findings.sentences import find
 from kubetune.data.findings.teacher_texts import of_distillation
 from kubetune.data.prepared.prepare import Prepared, prepare
@@ -42,6 +43,7 @@ def missing_references(config: Config, prepared: Prepared) -> Iterator[Finding]:
             len(prepared.eval), _without_answer(prepared.eval), config.evaluation, best_metric
         )
     yield from unanswered(config.data.train, config.rewards, config.training.seed)
+    yield from without_columns(config.data.train, config.rewards, config.training.seed)
     yield from of_distillation(config, len(prepared.train), _without_answer(prepared.train))
 
 

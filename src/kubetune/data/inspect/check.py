@@ -14,6 +14,7 @@ from typing import Final
 from kubetune.config.schema import Config, RecordKind
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import References, unanswered, without_answers
+from kubetune.data.findings.reward_columns import without_columns
 from kubetune.data.findings.sentences import BAD_RECORDS, find
 from kubetune.data.findings.teacher_texts import of_distillation
 from kubetune.data.inspect.gallery import Gallery, brief
@@ -187,13 +188,21 @@ def _judge(
     # Where records are bad, fixing them may change the references.
     if report.ok:
         answers = unanswered(config.data.train, config.rewards, config.training.seed)
+        columns = without_columns(config.data.train, config.rewards, config.training.seed)
         best_metric = config.training.metric_for_best_model
         rows = {split: lengths.total() for split, lengths in report.lengths.items()}
         asked = without_answers(
             rows.get("eval", 0), unanswered_rows["eval"], config.evaluation, best_metric
         )
         taught = of_distillation(config, rows["train"], unanswered_rows["train"])
-        report.findings = (*references.findings(), *asked, *answers, *taught, *report.findings)
+        report.findings = (
+            *references.findings(),
+            *asked,
+            *answers,
+            *columns,
+            *taught,
+            *report.findings,
+        )
 
 
 def _counted(results: Iterator[BatchResult], count: Count) -> Iterator[BatchResult]:

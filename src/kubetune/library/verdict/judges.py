@@ -8,6 +8,7 @@ from pathlib import Path
 from kubetune.config.code_files import require_functions, require_imports, signature_of
 from kubetune.config.schema import Config, RewardConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig, packages_of
+from kubetune.data.reward_forms import columns_of
 from kubetune.errors import ConfigError, ModelError
 from kubetune.extras import require
 from kubetune.library.verdict.model_integrity import require_whole_model
@@ -43,7 +44,6 @@ def require_rewards(rewards: Sequence[RewardConfig]) -> None:
     """Raise ConfigError or MissingExtra for rewards that cannot be loaded, or are no rewards. No code of theirs is run."""
     if not rewards:
         return
-    from kubetune.scoring.rewards.forms import form_of
     from kubetune.scoring.rewards.pool import with_absolute_file
 
     for number, reward in enumerate(rewards):
@@ -65,7 +65,7 @@ def require_rewards(rewards: Sequence[RewardConfig]) -> None:
         if signature is None:
             continue
         try:
-            form_of(signature.parameters, f"{file}: {reward.function}")
+            columns_of(signature, f"{file}: {reward.function}")
         except ValueError as error:
             raise ConfigError(f"rewards: {error}") from None
 

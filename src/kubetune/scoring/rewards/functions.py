@@ -1,4 +1,4 @@
-"""Reward functions of the user's own, in the three forms that tools have (forms.py).
+"""Reward functions of the user's own, in the three forms that tools have (data/reward_forms).
 
 This runs only in the reward process.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from kubetune.scoring.rewards.forms import form_of
+from kubetune.data.reward_forms import NOT_HANDED_OVER, TRL, columns_of, form_of
 from kubetune.scoring.rewards.request import Judgement, Request
 
 Function = Callable[..., Any]
@@ -47,7 +47,7 @@ def load(path: Path, name: str) -> Function:
         raise ValueError(
             f"{path}: {name} gives an object of {what}, which has no `__call__`; expected a function"
         )
-    form_of(inspect.signature(function).parameters, f"{path}: {name}")
+    columns_of(inspect.signature(function), f"{path}: {name}")
     return cast(Function, function)
 
 
@@ -61,7 +61,7 @@ def judge(
         inspect.signature(function).parameters, getattr(function, "__name__", "function")
     )
     metrics: dict[str, list[float]] = {}
-    if form == "completions":
+    if form == TRL:
         values = _called(function, _trl_arguments(request, metrics))
     elif form == "solution_str":
         values = []
@@ -77,7 +77,7 @@ def judge(
             "prompts": [prompt] * number,
             "labels": [reference] * number,
         }
-        values = _called(function, _accepted(function, arguments))
+        values = _called(function, arguments)
 
     # OpenRLHF's functions return a dict; others return a list, a tensor or an array.
     if isinstance(values, Mapping):
@@ -96,7 +96,7 @@ def judge(
 
 
 def _called(function: Function, arguments: dict[str, Any]) -> Any:
-    values = function(**arguments)
+    values = function(**_accepted(function, arguments))
     # TRL's functions may be coroutines.
     if inspect.isawaitable(values):
         return asyncio.run(_awaited(values))
@@ -124,7 +124,7 @@ def _trl_arguments(request: Request, metrics: dict[str, list[float]]) -> dict[st
     columns = {}
     for key, item in request.record.items():
         # A column with the name of an argument is not handed over twice; TRL leaves these columns out too.
-        if key not in ("prompt", "completion", "completion_ids"):
+        if key not in NOT_HANDED_OVER:
             columns[key] = [item] * number
 
     state = SimpleNamespace(global_step=request.step, max_steps=request.max_steps)
