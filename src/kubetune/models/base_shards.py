@@ -295,6 +295,10 @@ def of(lm: nn.Module) -> BaseShards | None:
     return getattr(inner, SHARDS, None)
 
 
+def _is_in_tower(name: str) -> bool:
+    return not _TOWERS.isdisjoint(name.split("."))
+
+
 def _cut_modules(lm: Any) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return the modules that are cut, in their order, and which of them are layers: others are tables of tokens."""
     vocabulary = lm.config.get_text_config().vocab_size
@@ -303,7 +307,7 @@ def _cut_modules(lm: Any) -> tuple[list[nn.Module], list[nn.Module]]:
     layers: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for name, module in lm.named_modules():
-        if module in inside or not _TOWERS.isdisjoint(name.split(".")):
+        if module in inside or _is_in_tower(name):
             continue
         is_table = isinstance(module, nn.Embedding) and module.num_embeddings >= vocabulary
         if is_table or module is head:
@@ -483,15 +487,15 @@ def _named(lm: nn.Module, parts: Collection[str]) -> set[nn.Module]:
     return modules
 
 
-def _bytes_left(layers: Sequence[nn.Module], whole: set[nn.Module]) -> int:
-    """Return the bytes of layers that are in no unit: they have memory though all units are given back."""
+def _bytes_left(lm: nn.Module, whole: set[nn.Module]) -> int:
+    """Return the bytes outside of towers that are in no unit: they have memory though all units are given back."""
     left: dict[int, int] = {}
-    for layer in layers:
-        for part in layer.modules():
-            if part not in whole:
-                for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-                    storage = tensor.untyped_storage()
-                    left[storage.data_ptr()] = storage.nbytes()
+    for name, part in lm.named_modules():
+        if part in whole or _is_in_tower(name):
+            continue
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            storage = tensor.untyped_storage()
+            left[storage.data_ptr()] = storage.nbytes()
     return sum(left.values())
 
 
@@ -534,10 +538,10 @@ def cut(
 
     shards = BaseShards(units, layers)
     setattr(lm, SHARDS, shards)
-    left = _bytes_left(layers, whole)
+    left = _bytes_left(lm, whole)
     if left > MOST_LEFT * shards.nbytes:
         logs.MODEL.warning(
-            "%s of its layers stay whole on each rank: this kind of weights is not cut yet",
+            "%s of the base stay whole on each rank: this kind of weights is not cut yet",
             size(left),
         )
     logs.MODEL.info(
