@@ -466,8 +466,8 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         # The table of runs is as wide as the window, and its cells stand below their headings.
         browser.show(page, f"{address}/")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        left = "[...document.querySelectorAll('#rows tr > [data-label=state]')].map((cell) => cell.getBoundingClientRect().left)"
-        assert len(set(page.evaluate(left))) == 1
+        boxes = [cell.bounding_box() for cell in page.locator("#rows [data-label=state]").all()]
+        assert len({box["x"] for box in boxes if box}) == 1
         # Data are found by the runs that used them; what does not fit goes with its file.
         browser.show(page, f"{address}/data")
         page.get_by_label("Find").fill("first")
