@@ -405,6 +405,10 @@ def test_a_teacher_that_is_shown_nothing_more_is_refused(inputs: Path, tmp_path:
     run_dir = toy.make_run(tmp_path / "lacking", config_of(inputs, distill=lacking))
     assert toy.train(run_dir) == [2]
     assert "50 of 50 records of data.train lack 'hint'" in toy.log_of(run_dir)
+    # By its name it is the same teacher, and where answers are given it could not be shown more.
+    for lmbda in (0, 0.5):
+        with pytest.raises(ValueError, match="is the model itself"):
+            config_of(inputs, distill={"teacher": str(inputs / "model"), "lmbda": lmbda})
 
 
 def test_a_run_is_a_teacher(inputs: Path, tmp_path: Path) -> None:

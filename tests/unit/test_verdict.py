@@ -286,7 +286,12 @@ CASES = {
     ),
     "given answers that prompts lack": Case(
         r"40 of 40 rows of data\.train have no answer, and with distill\.lmbda 0\.5",
-        {"task": "distill", "distill": {"teacher": str(MODEL), "lmbda": 0.5}}, data=PROMPTS,
+        {"task": "distill", "distill": {"teacher": str(MODEL), "lmbda": 0.5, "sft_weight": 0.1}}, data=PROMPTS,
+    ),
+    "a teacher that is the model by its name": Case(
+        "39 of 40 records of data.train lack a column `teacher_prompt`",
+        {"task": "distill", "distill": {"teacher": str(MODEL)}},
+        data=SUMS.replace("{", '{"teacher_prompt": "It is 0. 0 + 0?", ', 1),
     ),
     "no question to ask": Case(
         "no row of the evaluation data has a prompt and an answer",

@@ -85,6 +85,11 @@ def _without_teacher(run: RunFacts) -> list[str]:
             "lora.modules_to_save: such modules learn themselves, so `teacher: self` could not switch them off; leave it "
             "out, or name the model as the teacher"
         )
+    elif run.is_own_teacher and run.distill.lmbda < 1 and not run.distill.sft_weight:
+        problems.append(
+            "distill.teacher: is the model itself, which says what the model says already; expected another model, or "
+            "`lmbda: 1` with distill.teacher_prompt, which shows it more"
+        )
     if run.has_served_teacher:
         problems += run.distill.problems_of_servers()
         problems += timeout_problems("distill", run.distill.timeout_seconds, run.training)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kubetune.config.schema import Config, DistillConfig, SourceConfig
-from kubetune.config.schema.distill import COLUMN, ITSELF
+from kubetune.config.schema.distill import COLUMN
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import asked_of
 from kubetune.data.reading.record_problems import Problems
@@ -58,15 +58,20 @@ def of_distillation(config: Config, rows: int, unanswered_rows: int) -> Iterator
     if config.task != "distill":
         return
     yield from _without_given_answers(rows, unanswered_rows, config.distill)
-    yield from _without_teacher_text(config.data.train, config.distill, config.training.seed)
+    must_show = config.is_own_teacher and config.distill.lmbda == 1
+    yield from _without_teacher_text(
+        config.data.train, config.distill.teacher_prompt, config.training.seed, must_show=must_show
+    )
 
 
 def _without_teacher_text(
-    sources: Sequence[SourceConfig], settings: DistillConfig, seed: int
+    sources: Sequence[SourceConfig], template: str | None, seed: int, *, must_show: bool
 ) -> Iterator[Finding]:
-    """Yield an error where records of training lack what the teacher is to be shown. Records are read once more."""
-    itself = settings.teacher == ITSELF
-    if settings.teacher_prompt is None and not itself:
+    """Yield an error where records of training lack what the teacher is to be shown. Records are read once more.
+
+    `template`: distill.teacher_prompt. `must_show`: the teacher is the model, which learns nothing from the same prompt.
+    """
+    if template is None and not must_show:
         return
     records = 0
     lacking: dict[str, int] = {}
@@ -79,10 +84,8 @@ def _without_teacher_text(
             records += 1
             what = ""
             try:
-                text = teacher_text(
-                    asked.record, asked.prompt, asked.answer, settings.teacher_prompt
-                )
-                if text is None and itself:
+                text = teacher_text(asked.record, asked.prompt, asked.answer, template)
+                if text is None and must_show:
                     what = f"lack a column `{COLUMN}`, which the teacher is to be shown"
             except LookupError as error:
                 what = f"lack {error}, which the teacher is to be shown"
@@ -95,7 +98,7 @@ def _without_teacher_text(
         advice = (
             f"Expected what distill.teacher_prompt names in each record, or a column `{COLUMN}`"
         )
-        if itself and settings.teacher_prompt is None:
+        if template is None:
             advice = "Expected that column, or distill.teacher_prompt: a model learns nothing from itself otherwise"
         yield Finding("no_teacher_prompt", "error", "train", sentence, number, advice=advice)
 
