@@ -329,7 +329,7 @@ def test_more_tokens_than_there_are_can_be_kept(inputs: Path, tmp_path: Path) ->
 
 
 def trained_unkept(words: list[str]) -> int:
-    kept_teacher.MOST_BYTES = 1  # type: ignore[misc]
+    kept_teacher.MOST_KEPT_BYTES = 1  # type: ignore[misc]
     return worker.main(words)
 
 

@@ -65,6 +65,12 @@ def test_a_teacher_that_is_asked_once_has_hours_of_its_own() -> None:
     )
     assert "at most 31 MiB, beside the prepared data and in the memory" in " ".join(texts)
     assert costs(*planned()).reference_hours is None
+    # There are 1,189 tokens to compare.
+    config, plan = planned(support="teacher_k", top_k=10**6)
+    texts = dict(lines(config, plan, costs(config, plan), ()))
+    assert texts["teacher's numbers"].startswith("at most 572 MiB, ")
+    texts = dict(lines(config, plan.model_copy(update={"tokens_per_epoch": 10**8}), costs(config, plan), ()))
+    assert "above 4 GiB nothing is kept" in texts["teacher's numbers"]
 
 
 def test_the_memory_of_a_teacher_is_a_part() -> None:

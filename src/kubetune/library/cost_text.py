@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kubetune.base.humanize import counted, duration, size
 from kubetune.config.schema import Config, EvaluationConfig
+from kubetune.config.schema.distill import MOST_KEPT_BYTES
 from kubetune.plan.cost import price_line, time_line
 from kubetune.plan.costs import Costs
 from kubetune.plan.drawing import Drawing, drawn_by_servers, drawn_here
@@ -32,7 +33,8 @@ def lines(
     if config.has_served_teacher:
         yield "teacher", _teacher(config)
     if config.task == "distill" and config.distill.keeps_teacher and plan.tokens_per_epoch:
-        yield "teacher's numbers", _kept_numbers(config.distill.top_k, plan.tokens_per_epoch)
+        number = _compared_tokens(config.distill.top_k, costs.weights)
+        yield "teacher's numbers", _kept_numbers(number, plan.tokens_per_epoch)
     if costs.drawing is not None:
         drawer = _drawer(config, costs.drawing, costs.cache_bytes)
         yield from drawing_lines(config.drawing, costs.drawing, drawer, costs.drawing_hours)
@@ -149,11 +151,20 @@ def _teacher(config: Config) -> str:
     return f"{text} at each step"
 
 
-def _kept_numbers(top_k: int, tokens: int) -> str:
-    """Return what is kept of a teacher that is asked once about as many tokens, of which all may be labels."""
+def _compared_tokens(top_k: int, weights: Weights | None) -> int:
+    """Return how many tokens are compared: a vocabulary may have fewer than `top_k`."""
+    vocabulary = 0 if weights is None else int(weights.text_config.get("vocab_size") or 0)
+    return min(top_k, vocabulary) if vocabulary else top_k
+
+
+def _kept_numbers(number: int, tokens: int) -> str:
+    """Return what is kept of a teacher that is asked once: `number` tokens for each label, which all tokens may be."""
     # Ids and log-probabilities, and that of all others, of 4 bytes each.
-    most = size(4 * (2 * top_k + 1) * tokens)
-    return f"at most {most}, beside the prepared data and in the memory of each process, which is not counted"
+    most = 4 * (2 * number + 1) * tokens
+    text = f"at most {size(most)}, beside the prepared data and in the memory of each process, which is not counted"
+    if most > MOST_KEPT_BYTES:
+        text += f"; above {size(MOST_KEPT_BYTES)} nothing is kept, and the teacher is asked at each step"
+    return text
 
 
 def _servers(config: Config, urls: Sequence[str]) -> int:

@@ -18,6 +18,9 @@ ITSELF: Final = "self"
 # The column of a record that says what the teacher is asked.
 COLUMN: Final = "teacher_prompt"
 
+# Each rank holds a teacher's kept numbers in memory. Where they would take more, the teacher is asked at each step.
+MOST_KEPT_BYTES: Final = 4 << 30
+
 # Keys that say how answers are drawn.
 _OF_DRAWING: Final = ("max_completion_length", "num_generations", "generation_batch_size")
 

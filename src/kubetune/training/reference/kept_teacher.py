@@ -18,6 +18,7 @@ import torch
 
 from kubetune.base import logs
 from kubetune.base.humanize import size
+from kubetune.config.schema.distill import MOST_KEPT_BYTES
 from kubetune.kernels.divergence import kept_numbers
 from kubetune.models.learner import Learner
 from kubetune.tasks import distill
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 # Raise it when the same rows would give other numbers, or when the form of the files changes.
 FORMAT: Final = 1
-# Of the numbers that are kept: each rank holds them in memory.
-MOST_BYTES: Final = 4 << 30
 
 
 class AskedForLabels(Asked):
@@ -109,11 +108,11 @@ def is_kept(settings: DistillConfig, number: int, rows: Rows) -> bool:
     if not settings.keeps_teacher:
         return False
     num_bytes = 4 * _width(number) * int(rows.trained_counts.sum())
-    if num_bytes > MOST_BYTES:
+    if num_bytes > MOST_KEPT_BYTES:
         logs.MODEL.info(
             "the teacher is asked at each step, since its numbers would take %s, more than %s; a smaller top_k takes less",
             size(num_bytes),
-            size(MOST_BYTES),
+            size(MOST_KEPT_BYTES),
         )
         return False
     return True
