@@ -69,7 +69,9 @@ def test_a_teacher_that_is_asked_once_has_hours_of_its_own() -> None:
     config, plan = planned(support="teacher_k", top_k=10**6)
     texts = dict(lines(config, plan, costs(config, plan), ()))
     assert texts["teacher's numbers"].startswith("at most 572 MiB, ")
-    texts = dict(lines(config, plan.model_copy(update={"tokens_per_epoch": 10**8}), costs(config, plan), ()))
+    texts = dict(
+        lines(config, plan.model_copy(update={"tokens_per_epoch": 10**8}), costs(config, plan), ())
+    )
     assert "above 4 GiB nothing is kept" in texts["teacher's numbers"]
 
 
