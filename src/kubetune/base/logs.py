@@ -236,14 +236,13 @@ def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
     return _URL_PASSWORD.sub(rf"\1:{_REDACTED}@", text)
 
 
-def secret_variable(text: str, environ: Mapping[str, str] | None = None) -> str | None:
+def secret_variable(text: str) -> str | None:
     """Return the name of a secret environment variable whose value a text holds. None if it holds none.
 
     Values of fewer than 8 characters do not count, nor parts of longer words: both happen by chance.
     """
-    environ = os.environ if environ is None else environ
-    for name in sorted(filter(_is_secret, environ)):
-        value = environ.get(name, "")
+    for name in sorted(filter(_is_secret, os.environ)):
+        value = os.environ.get(name, "")
         if len(value) < _SHORTEST_REFUSED or value not in text:
             continue
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", text):

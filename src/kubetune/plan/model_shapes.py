@@ -65,7 +65,6 @@ class Weights:
     shapes: Mapping[str, tuple[int, ...]]  # by the name of the weight
     config: Mapping[str, Any]  # config.json
     stated: bool  # the shapes are from the headers of files, not derived from config.json
-    file_bytes: int = 0  # size of these files together; 0 if they are not on this machine
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -139,8 +138,7 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
             parameters = {
                 name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)
             }
-            file_bytes = sum(file.stat().st_size for file in files)
-            return Weights(parameters, config, stated=True, file_bytes=file_bytes)
+            return Weights(parameters, config, stated=True)
 
         # Some files are missing, as in a cache with only config.json.
         derived = shapes_of(Weights({}, config, stated=False).text_config)

@@ -14,6 +14,7 @@ from typing import Any
 from kubetune.rundir import metrics
 
 VERSION = metrics.EVENTS_VERSION
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 # What each kind says, and its fields; `?`: not in every line of the kind, or null.
 KINDS: dict[str, tuple[str, str]] = {
@@ -133,9 +134,7 @@ def size(run_dir: Path) -> int:
     return path.stat().st_size
 
 
-def follow(
-    run_dir: Path, offset: int, ended: threading.Event, seconds: float = 0.5
-) -> Iterator[dict[str, Any] | None]:
+def follow(run_dir: Path, offset: int, ended: threading.Event) -> Iterator[dict[str, Any] | None]:
     """Yield the events after `offset` as they come, and None after each look at the file.
 
     After `ended` is set, there is one last look.
@@ -147,4 +146,4 @@ def follow(
         yield None
         if is_last:
             return
-        ended.wait(seconds)
+        ended.wait(_SECONDS_BETWEEN_LOOKS)

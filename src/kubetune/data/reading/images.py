@@ -84,6 +84,7 @@ def image_file(data_file: str, image: str, cache: Path) -> Path:
 ADDRESS: Final = "data:"
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_SIZE_OF_A_COPY: Final = (200, 200)  # of an image on a page, at most, in pixels
 _BASE64: Final = re.compile(r"data:(?:image/[\w.+-]+)?;base64,")
 
 
@@ -258,18 +259,18 @@ def _require_sane_size(file: Path, facts: ImageFacts) -> None:
         )
 
 
-def thumbnail(file: str | Path, longest: int = 200) -> str:
+def thumbnail(file: str | Path) -> str:
     """Return a small copy of an image that has passed `verify_image`, as an address of data for a page."""
     from PIL import ImageOps
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pillow().open(file, formats=FORMATS) as image:
-            image.draft("RGB", (longest, longest))
+            image.draft("RGB", _SIZE_OF_A_COPY)
             small = ImageOps.exif_transpose(image).convert("RGB")
 
     # Exact now: a draft of a JPEG is only about as small.
-    small.thumbnail((longest, longest))
+    small.thumbnail(_SIZE_OF_A_COPY)
     content = BytesIO()
     small.save(content, "JPEG", quality=80)
     return data_address(content.getvalue(), "image/jpeg")

@@ -48,7 +48,6 @@ def persistently(
     attempt: Callable[[], Any],
     seconds: float,
     *,
-    wait: Callable[[float], Any] = time.sleep,
     what: str,
 ) -> Any:
     """Return `attempt()`. While it fails, repeat it with growing pauses. Raise EnvironmentFault after `seconds`."""
@@ -64,7 +63,7 @@ def persistently(
             if time.monotonic() + pause > began + seconds:
                 raise errors.EnvironmentFault(f"{what}: {reason}") from error
             _log.warning("%s: %s; again in %.0f s", what, reason, pause)
-            wait(pause)
+            time.sleep(pause)
             pause = min(pause * 2, LONGEST_WAIT_SECONDS)
 
 
