@@ -619,6 +619,14 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
         "F1 macro", "70 %", f"accuracy {wilson} rows, at step 60"
     )  # fmt: skip
     assert point("preference", accuracy=1.0)[2].startswith("95 %: 92.6–100 % of 48")
+    # What got worse beside a better point is marked.
+    (run_dir / metrics.BASE).write_text('{"metrics": {"eval_loss": 0.4, "eval_accuracy": 0.5}}')
+    point("preference", accuracy=0.75)
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert not shown.is_worse
+    assert [(value.label, value.is_worse) for value in shown.beside] == [("loss", True)]
+    (run_dir / metrics.BASE).unlink()
     assert point("grpo", exact_match=0.5, reward=1.5, reward_std=0.2)[:2] == ("reward", "1.5")
     shown = hero(read_run(run_dir))
     assert shown is not None

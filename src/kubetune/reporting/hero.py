@@ -40,6 +40,7 @@ class Value:
     label: str
     before: str  # "" where it is not known
     after: str
+    is_worse: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def hero(run: RunRecord) -> Hero | None:
     for measure_beside in _BESIDE:
         other = measure(run, run.of_best or run.base, f"eval_{measure_beside}")
         if other and other.name != shown.name and len(beside) < _MOST_BESIDE:
-            beside.append(Value(other.label, *other.texts))
+            beside.append(Value(other.label, *other.texts, other.is_worse))
     label = shown.label
     if run.config.task == "reward_model" and shown.name == "eval_accuracy":
         label = "agreement with the preferred answers"

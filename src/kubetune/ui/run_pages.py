@@ -286,9 +286,7 @@ def compare(request: Request) -> Response:
         chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]
         facts = {
             "title": "Compare",
-            "listed": sorted(
-                site.records.listed(), key=lambda run: run["started"] or "", reverse=True
-            ),
+            "listed": _to_choose(site),
             "chosen": chosen,
             "most": MOST_COMPARED,
         }
@@ -315,6 +313,12 @@ def compare(request: Request) -> Response:
     first, *others = map(str, run_dirs)
     verb = shlex.join(["kubetune", "report", first, "--compare", *others])
     return page(request, f"live_{template}", verb, facts)
+
+
+def _to_choose(site: Site) -> list[dict[str, Any]]:
+    """Return all runs, the newest first; trials, which are many and which a sweep's page compares, come last."""
+    runs = sorted(site.records.listed(), key=lambda run: run["started"] or "", reverse=True)
+    return sorted(runs, key=lambda run: site.records.sweep_of(Path(run["path"])) is not None)
 
 
 def address(site: Site, *run_dirs: Path, path: str = "/run") -> str:
