@@ -245,6 +245,14 @@ def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
     assert borrowed == 2 * (layer + 151_936 * 4096), "the head is larger than a layer"
 
 
+def test_modules_that_learn_whole_are_not_cut() -> None:
+    settings = ["lora.r=16", "training.parallelism=shard_base"]
+    cut = ahead(*settings, gpus=8).parts["weights"]
+    learning = ahead(*settings, "lora.modules_to_save=[lm_head, embed_tokens]", gpus=8)
+    tables = 2 * 2 * 151_936 * 4096
+    assert learning.parts["weights"] == pytest.approx(cut + tables * 7 / 8, abs=8)
+
+
 def test_a_classifiers_head_counts_for_nothing() -> None:
     writes = ahead()
     classifies = ahead("task=sequence_classification")

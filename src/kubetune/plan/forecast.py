@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -189,9 +189,9 @@ def _held_parts(work: RankWork, weights: Weights, trained: int) -> dict[str, int
     shards = work.sharing if work.is_sharded else 1
     weight_bytes = _weight_bytes(work, weights)
     if work.lora:
-        # Adapters and a vision tower stay whole on every rank.
-        tower = _weight_bytes(work, _tower(weights))
-        held = tower + (weight_bytes - tower) // shards
+        # Adapters, a vision tower and what modules that learn began with stay whole on every rank.
+        whole = _weight_bytes(work, _whole(weights, work.lora.modules_to_save))
+        held = whole + (weight_bytes - whole) // shards
         state = "adapters, in fp32"
         of_rank = trained
     else:
@@ -230,9 +230,12 @@ def _linear_parameters(weights: Weights) -> int:
     return sum(linear.rows * linear.columns for linear in linears(weights))
 
 
-def _tower(weights: Weights) -> Weights:
-    """Return the weights of the vision tower."""
-    shapes = {name: shape for name, shape in weights.shapes.items() if TOWER.search(name)}
+def _whole(weights: Weights, trained: Collection[str]) -> Weights:
+    """Return the weights of the vision tower, and of modules with names in `trained`."""
+    shapes = {}
+    for name, shape in weights.shapes.items():
+        if TOWER.search(name) or any(f".{module}." in f".{name}" for module in trained):
+            shapes[name] = shape
     return replace(weights, shapes=shapes)
 
 
