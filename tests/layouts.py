@@ -98,7 +98,10 @@ def _arc(n: int) -> Row:
     return {
         "id": f"Mercury_SC_{n}",
         "question": f"Which of these things is the heaviest in case {n}?",
-        "choices": {"text": ["a car", "a cat", "a coat", "a cup"], "label": ["A", "B", "C", "D"]},
+        "choices": {
+            "text": [f"{n + 1} cars", f"{n + 1} cats", f"{n + 1} coats", f"{n + 1} cups"],
+            "label": ["A", "B", "C", "D"],
+        },
         "answerKey": "ABCD"[n % 4],
     }
 
@@ -138,6 +141,31 @@ def _ultrafeedback(n: int) -> Row:
 
 
 # By name: a row by its number.
+def _winogrande(n: int) -> Row:
+    return {
+        "sentence": f"The box number {n} did not fit into the bag, as the _ was too small.",
+        "option1": f"box {n}",
+        "option2": "bag",
+        "answer": str(n % 2 + 1),
+    }
+
+
+def medmcqa(n: int) -> Row:
+    row: Row = {"id": f"e9ad-{n}", "question": f"Which town has house number {n}?"}
+    for k, name in enumerate(("opa", "opb", "opc", "opd")):
+        row[name] = f"{_town(n + k)} {n}"
+    # In few rows nothing tells that this is one of them.
+    return {**row, "cop": n % 4}
+
+
+def _truthfulqa(n: int) -> Row:
+    return {
+        "question": f"What happens if you count to {n}?",
+        "incorrect_answers": [f"The clock strikes {n}.", "You fall asleep at once."],
+        "correct_answers": [f"You have counted to {n}.", "Nothing happens to you."],
+    }
+
+
 LAYOUTS: Final[dict[str, Callable[[int], Row]]] = {
     "MBPP": _mbpp,
     "HellaSwag": _hellaswag,
@@ -148,6 +176,8 @@ LAYOUTS: Final[dict[str, Callable[[int], Row]]] = {
     "GSM8K": _gsm8k,
     "DROP": _drop,
     "ARC": _arc,
+    "WinoGrande": _winogrande,
+    "TruthfulQA": _truthfulqa,
     "Alpaca": _alpaca,
     "Dolly": _dolly,
     "UltraFeedback": _ultrafeedback,

@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import SourceConfig
 from kubetune.data.inspect.answers_as_texts import from_choices
 from kubetune.data.inspect.proposal import propose
-from tests.layouts import LAYOUTS, ROWS
+from tests.layouts import LAYOUTS, ROWS, medmcqa
 
 MODEL = str(EMBEDDED / "model")
 # What is printed in backticks: words of the command line, and programs that write new data.
@@ -36,6 +37,8 @@ USED = {
     "GSM8K": {},
     "DROP": {"instruction": "question", "input": "passage", "output": "answer"},
     "ARC": {"instruction": "question", "input": "choices", "output": "answer"},
+    "WinoGrande": {"prompt": "sentence", "completion": "answer"},
+    "TruthfulQA": {},
     "Alpaca": {},
     "Dolly": {"input": "context", "output": "response"},
     "UltraFeedback": {},
@@ -117,6 +120,60 @@ def test_a_text_beside_a_plain_text_is_named_with_the_words_that_use_it(
     assert words in Path("run.yaml").read_text()
     for verb in (("data", "check", "run.yaml"), ("data", "check", path), ("plan", "run.yaml")):
         assert "`code` (a text) is not used" in said(capsys, *verb)[1], verb
+
+
+def ends_alone(number: int) -> dict[str, Any]:
+    row = LAYOUTS["HellaSwag"](number)
+    return {key: row[key] for key in ("ctx", "endings", "label")}
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS["ARC"], medmcqa, ends_alone])
+def test_a_label_that_chooses_one_of_several_texts_is_no_class(
+    layout: Callable[[int], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # In so many rows four letters are classes by their values.
+    rows = [layout(number) for number in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text = init(capsys, "rows.jsonl")
+    assert code == errors.USER
+    assert "holds a multiple choice" in text
+    [(program, made)] = PROGRAM.findall(text)
+    program = program.replace("python3", sys.executable, 1)
+    subprocess.run(["bash", "-c", program], check=True, env={"PATH": os.environ["PATH"]})
+    first = json.loads(Path(made).read_text().splitlines()[1])
+    question = first.get("prompt") or first["question"]
+    assert "\nA. " in question
+    assert f". {first['answer']}" in question
+    code, text = init(capsys, made)
+    assert code == errors.OK, text
+    assert load_config(Path("run.yaml")).task == "causal_lm"
+
+
+def test_options_beside_a_sentence_become_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = init(capsys, write("WinoGrande"))
+    assert code == errors.USER
+    assert "has `option1` and `option2` beside `sentence`, and they would be left out" in text
+    [(program, made)] = PROGRAM.findall(text)
+    program = program.replace("python3", sys.executable, 1)
+    subprocess.run(["bash", "-c", program], check=True, env={"PATH": os.environ["PATH"]})
+    first = json.loads(Path(made).read_text().splitlines()[0])
+    assert first["sentence"].endswith("too small.\n1. box 0\n2. bag")
+
+
+def test_wrong_answers_are_never_offered_as_the_answer() -> None:
+    rows = [LAYOUTS["TruthfulQA"](number) for number in range(ROWS)]
+    assert "`correct_answers` holds the answer" in from_choices(rows, "rows.jsonl")
+
+
+def test_texts_that_are_the_same_in_each_record_are_names_of_classes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["good news", "bad news", "no news"]
+    rows = [{"text": f"House {n} is on fire.", "names": names, "label": n % 3} for n in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text = init(capsys, "rows.jsonl")
+    assert code == errors.OK, text
+    assert load_config(Path("run.yaml")).task == "sequence_classification"
 
 
 def test_of_answers_that_differ_in_form_no_program_is_given() -> None:

@@ -47,6 +47,45 @@ def choices_of(value: Mapping[str, Any], question: str, answer: Any) -> Choices 
     return None
 
 
+def chosen_by_label(
+    values: Sequence[Mapping[str, Any]], question: str, label: str
+) -> list[tuple[Any, Choices]]:
+    """Return label and choices of each record; empty where the labels choose from none.
+
+    {"question": …, "options": ["Paris", "Rome"], "label": "B"}   by the name of the list, or by what the label says
+    {"ctx": …, "endings": ["a", "b"], "label": 1}                 by the places of its texts, whatever it is called
+    """
+    chosen = []
+    for value in values:
+        choices = choices_of(value, question, value.get(label))
+        if choices is not None:
+            chosen.append((value.get(label), choices))
+    if len(chosen) == len(values):
+        return chosen
+    for name in values[0]:
+        chosen = []
+        for value in values:
+            item = value.get(name)
+            listed = _listed(item, f"r[{json.dumps(name)}]") if isinstance(item, list) else None
+            if listed is not None:
+                chosen.append((value.get(label), Choices((name,), *listed)))
+        is_other = not _OTHER_NAMES.isdisjoint(words_of_name(name))
+        if len(chosen) == len(values) and not is_other and _are_places(chosen):
+            return chosen
+    return []
+
+
+def _are_places(chosen: Sequence[tuple[Any, Choices]]) -> bool:
+    """True if lists have the same number of texts in each record, and each place is a label somewhere."""
+    sizes = {len(choices.texts) for _, choices in chosen}
+    numbers = {str(label).strip() for label, _ in chosen}
+    if len(sizes) > 1 or not all(re.fullmatch(r"\d{1,2}", number, re.ASCII) for number in numbers):
+        return False
+    size = sizes.pop()
+    places = {int(number) for number in numbers}
+    return places in (set(range(size)), set(range(1, size + 1)))
+
+
 def _candidates(value: Mapping[str, Any]) -> Iterator[tuple[Choices, bool]]:
     """Yield what may be choices, by its shape, and True where the names say so too."""
     for stem, columns, marks in _runs(tuple(value)):

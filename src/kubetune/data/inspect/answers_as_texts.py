@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.base.humanize import counted, shell_word
-from kubetune.data.choices import Choices, choices_of, counted_from
+from kubetune.data.choices import Choices, choices_of, chosen_by_label, counted_from
 from kubetune.data.column_names import (
     ANSWERS,
     PROMPTS,
+    names_bad_answer,
     names_metadata,
     names_subject,
     words_of_name,
@@ -68,7 +69,7 @@ def from_choices(values: Sequence[Value], path: str) -> str:
         return f"{text}; answers are learned as texts. {_command(path, news)}"
     for name in values[0]:
         place = _first_text(values, name)
-        if place and "answer" in words_of_name(name):
+        if place and "answer" in words_of_name(name) and not names_bad_answer(name):
             news["answer"] = place
             text = (
                 f"{path}: `{name}` holds the answer, and is no text; answers are learned as texts"
@@ -77,8 +78,51 @@ def from_choices(values: Sequence[Value], path: str) -> str:
     return ""
 
 
-def into_question(values: Sequence[Value], path: str) -> str:
+def from_label(values: Sequence[Value], question: str, label: str, path: str) -> str:
+    """Return how labels that choose one of several texts become answers; empty for labels that are classes.
+
+    A classifier would see the question alone, and learn from it which place the right text has.
+
+    {"question": "Where?", "opa": "Rome", "opb": "Paris", "cop": 1}
+    →  {"question": "Where?\\nA. Rome\\nB. Paris", "answer": "Paris", …}
+    """
+    if not all(isinstance(value.get(question), str) for value in values):
+        return ""
+    chosen = chosen_by_label(values, question, label)
+    # The same texts in each record are the names of classes.
+    if len({choices.texts for _, choices in chosen}) < 2:
+        return ""
+    columns = chosen[0][1].columns
+    right = _right_choice(chosen, label)
+    if not right or any(choices.columns != columns for _, choices in chosen):
+        return ""
+    code = chosen[0][1].code
+    text = f"{path} holds a multiple choice: `{label}` says which of {in_list(columns)} is right"
+    joined = f'"\\n".join([r[{json.dumps(question)}], *("%s. %s" % c for c in {code})])'
+    news = {question: joined}
+    if question not in PROMPTS:
+        news = {question: "None", "prompt": joined}
+    # They would be a second copy of what question and answer say.
+    news |= {**dict.fromkeys((*columns, label), "None"), "answer": right}
+    return f"{text}; answers are learned as texts. {_command(path, news)}"
+
+
+def _right_choice(chosen: Sequence[tuple[Any, Choices]], label: str) -> str:
+    """Return the text that a label chooses, in Python; empty where it is neither a mark, a text nor a place of all."""
+    of = f"r[{json.dumps(label)}]"
+    code = chosen[0][1].code
+    if all(str(answer).strip() in choices.texts for answer, choices in chosen):
+        return of
+    if all(str(answer).strip().upper() in choices.marks for answer, choices in chosen):
+        return f"{{str(m).upper(): t for m, t in {code}}}[str({of}).strip().upper()]"
+    start = counted_from(chosen)
+    return "" if start is None else f"[t for _, t in {code}][int({of}) - {start}]"
+
+
+def into_question(values: Sequence[Value], names: Mapping[str, str], path: str) -> str:
     """Return how texts that the questions of records are about get into these; empty where a program cannot do it.
+
+    `values` have our names of columns; `names`: the file's, by ours.
 
     {"question": "Which?", "A": "Paris", "B": "Rome", …}  →  {"question": "Which?\\nA. Paris\\nB. Rome", …}
     """
@@ -95,9 +139,28 @@ def into_question(values: Sequence[Value], path: str) -> str:
             groups[group[0]] = max(group, groups.get(group[0], ()), key=len)
             if choices is not None and group == choices.columns:
                 of_choices.append((answer, choices))
+    left = [name for group in groups.values() for name in group]
+    if not left:
+        return ""
+    question = names.get(question, question)
+    parts = ", ".join(_parts(values, question, tuple(groups), of_choices))
+    # They would be a second copy of what the question says.
+    news = {question: f'"\\n".join([{parts}])', **dict.fromkeys(left, "None")}
+    they = "they" if len(left) > 1 else "it"
+    text = f"{path} has {in_list(left)} beside `{question}`, and {they} would be left out of the prompt"
+    return f"{text}. {_command(path, news)}"
+
+
+def _parts(
+    values: Sequence[Value],
+    question: str,
+    names: Sequence[str],
+    of_choices: Sequence[tuple[Any, Choices]],
+) -> list[str]:
+    """Return the parts of a whole question in Python: texts and tables, the question, choices with their marks."""
     before = []
     after = []
-    for name in groups:
+    for name in names:
         of = json.dumps(name)
         if of_choices and name == of_choices[0][1].columns[0]:
             after.append(f'*("%s. %s" % c for c in {_pairs(of_choices)})')
@@ -105,15 +168,7 @@ def into_question(values: Sequence[Value], path: str) -> str:
             before.append(f'str(r.get({of}) or "")')
         else:
             before.append(f"json.dumps(r.get({of}), ensure_ascii=False)")
-    names = [name for group in groups.values() for name in group]
-    if not names:
-        return ""
-    parts = ", ".join([*before, f"r[{json.dumps(question)}]", *after])
-    # They would be a second copy of what the question says.
-    news = {question: f'"\\n".join([{parts}])', **dict.fromkeys(names, "None")}
-    they = "they" if len(names) > 1 else "it"
-    text = f"{path} has {in_list(names)} beside `{question}`, and {they} would be left out of the prompt"
-    return f"{text}. {_command(path, news)}"
+    return [*before, f"r[{json.dumps(question)}]", *after]
 
 
 def _pairs(of_choices: Sequence[tuple[Any, Choices]]) -> str:

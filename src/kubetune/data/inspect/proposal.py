@@ -37,6 +37,7 @@ from kubetune.data.columns import (
 )
 from kubetune.data.inspect.answers_as_texts import (
     as_text,
+    from_label,
     into_question,
 )
 from kubetune.data.inspect.bare_images import require_no_bare_images
@@ -321,7 +322,9 @@ def _columns_of(
             if _has_answer(seen.records[0], keys):
                 return images | names
         return images
-    return images | _columns_by_name(seen, source.path)
+    columns = _columns_by_name(seen, source.path)
+    # Its names say now which text is the question.
+    return images | (_with_subject(kind, seen, source.path) or columns)
 
 
 def _columns_by_name(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
@@ -360,16 +363,17 @@ def _with_subject(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, R
     Raise DataError with a program for texts that no columns make a part of it.
     """
     if kind == "labelled":
+        question = seen.by_name["text"] or "text"
+        label = seen.by_name["label"] or "label"
+        advice = from_label([record.value for record in seen.records], question, label, path)
+        if advice:
+            raise DataError(advice)
         return {}
     # In the names that the readers know: other names are mapped to these.
     mapped = _other_columns(("prompt", "completion", "chosen", "rejected"), seen.by_name)
     names = {key: choice.value for key, choice in mapped.items()}
     for record in seen.records:
-        value = dict(record.value)
-        is_talk = bool(key_of(TALKS, value, {}))
-        for key, name in names.items():
-            if name in value and not is_talk:
-                value[key] = value.pop(name)
+        value = _renamed(record.value, names)
         left = left_subjects(value, {}, needs_answer=kind == "text")
         if not left or any(name not in record.value for group in left for name in group):
             continue
@@ -388,11 +392,21 @@ def _with_subject(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, R
                 for key, reason in reasons.items()
                 if key in use
             }
-        values = [record.value for record in seen.records]
-        advice = as_text(record.value, names, path) or into_question(values, path)
+        values = [_renamed(record.value, names) for record in seen.records]
+        advice = as_text(record.value, names, path) or into_question(values, names, path)
         if advice:
             raise DataError(advice)
     return {}
+
+
+def _renamed(value: RecordValue, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a record whose columns have our names. `names`: the file's, by ours; a conversation keeps its own."""
+    renamed = dict(value)
+    if not key_of(TALKS, value, {}):
+        for key, name in names.items():
+            if name in renamed:
+                renamed[key] = renamed.pop(name)
+    return renamed
 
 
 def _can_be_read(record: Record, kind: RecordKind) -> bool:
