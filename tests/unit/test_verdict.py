@@ -216,6 +216,26 @@ def unfinished(task: str) -> Callable[[Path], None]:
     return make
 
 
+def begun(folder: Path) -> None:
+    """Put a run with another learning rate, which has begun, to `outputs/old`."""
+    settings = {
+        "model": str(MODEL),
+        "data": {"train": "train.jsonl", "max_length": 128},
+        "training": {"learning_rate": 0.5},
+    }
+    run_dir = folder / "outputs" / "old"
+    run_dir.mkdir(parents=True)
+    put(run_dir / RESOLVED, json.dumps(resolved(load_config(settings))))
+    put(run_dir / "metrics.jsonl", '{"step": 1}\n')
+
+
+def put_aside(folder: Path) -> None:
+    """Put a file that is of no run to `outputs/old`."""
+    run_dir = folder / "outputs" / "old"
+    run_dir.mkdir(parents=True)
+    put(run_dir / "thesis.txt", "mine")
+
+
 def put(file: Path, text: str) -> None:
     file.write_text(text)
 
@@ -495,6 +515,9 @@ CASES = {
                                       make=copy_model),
     "a cache below a file": Case("data.cache: .* cannot be made", {"data.cache": "train.jsonl/cache"}),
     "a usual cache below a file": Case("data.cache: .* cannot be made", {"data.cache": None}, no_cache=True),
+    "an output with other files": Case("outputs/old holds thesis.txt but no run of kubetune", {"output": "outputs/old"},
+                                       make=put_aside),
+    "an output of another run": Case(r"training\.learning_rate was 0\.5, now is", {"output": "outputs/old"}, make=begun),
     "an output below a file": Case("output: .* cannot be made", {"output": "train.jsonl/run"}),
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from kubetune.base.files import user_cache
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.plan.plan import Plan
+from kubetune.supervisor.run_folder import check_run_dir
 
 
 def require_output(output: str) -> None:
@@ -24,16 +26,12 @@ def require_cache(cache: str | None, environ: Mapping[str, str]) -> None:
     _require_writable("data.cache", folder.absolute())
 
 
-def require_checkpoint(config: Config) -> None:
-    """Raise ConfigError if the run has to continue, and there is nothing that it could continue from."""
-    # A mirror may hold the checkpoints; only the start fetches them.
-    if config.training.resume != "must" or config.output is None or config.mirror is not None:
+def require_run_folder(config: Config, plan: Plan) -> None:
+    """Raise ConfigError for an `output` that holds something else, or a run that this one cannot go on with."""
+    # What a mirror holds is only known when the start has fetched it.
+    if config.output is None or config.mirror is not None:
         return
-    run_dir = Path(config.output).expanduser()
-    if not any((run_dir / "checkpoints").glob("step-*")):
-        raise ConfigError(
-            f"training.resume is must, but {run_dir} has no checkpoint; `auto` would start there"
-        )
+    check_run_dir(config, Path(config.output).expanduser(), plan)
 
 
 def require_report_place(report: str | None) -> None:

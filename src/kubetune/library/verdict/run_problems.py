@@ -20,9 +20,9 @@ from kubetune.library.verdict.judges import (
 from kubetune.library.verdict.model_integrity import require_whole_model
 from kubetune.library.verdict.places import (
     require_cache,
-    require_checkpoint,
     require_output,
     require_report_place,
+    require_run_folder,
 )
 from kubetune.library.verdict.trained_parts import (
     require_experts,
@@ -50,7 +50,6 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_extras, config),
             partial(require_output, config.output or "outputs"),
             partial(require_cache, config.data.cache, environ),
-            partial(require_checkpoint, config),
             partial(require_token, config.push),
             partial(require_store, config.mirror, environ),
             partial(require_hub_data, config.sources, environ),
@@ -113,11 +112,12 @@ def sentences(problems: Iterable[KubetuneError | str]) -> list[str]:
 
 
 def _require_plan(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for batches that cannot be, whose arithmetic needs no rows, and for a compiler that is missing."""
+    """Raise ConfigError for what the plan alone tells: batches that cannot be, no compiler, or a folder of another run."""
     plan = make_plan(config, gpus=visible_gpus(environ))
     require_compiler(config.training.compile, plan.device)
     # Of several nodes each has to know which it is.
     find_place(plan.nodes, plan.processes_per_node, environ)
+    require_run_folder(config, plan)
 
 
 def _require_pods(config: Config) -> None:
