@@ -5,7 +5,8 @@ adapter on some parts. Rounding, also that of few bits, moves the server by a li
 nearest to the model that it is. How far it may be from that follows from how far trained model and base are apart:
 
     base ─────────────────────── trained      apart: root mean square over the tokens
-                            server            near 1 of the way, and beside it by less than `apart`
+                            server            near 1 of the way, and beside it by less than `apart`, or than
+                                              a base in four bits is beside itself
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _LOWEST: Final = -30.0
 _EFFECT_TOLERANCE: Final = 0.2
 # A distance from the trained model above this share of `apart` is more than a dtype rounds.
 _DTYPE_SHARE: Final = 0.1
+# So far a base in four bits may be beside the way, however little training did: a divergence of 0.04 nats.
+_FEW_BITS: Final = 0.3
 # Where the base is not known: what bfloat16 does to log-probabilities.
 _DTYPE_DISTANCE: Final = 0.2
 # An effect of fewer standard errors than this, or a smaller one, is not told from rounding.
@@ -103,10 +106,14 @@ def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
     place = Place(
         _rms(served - trained), _rms(moved), _rms(effect), share, beside, to_nearest, missing
     )
+    is_another = min(to_nearest, beside) > max(place.apart, _FEW_BITS)
     fault = _fault(place)
     state: State = "right"
     text = f"those of the trained model: {place}"
-    if place.apart < smallest:
+    if is_another:
+        state = "wrong"
+        text = f"those of another model, or of the adapter on another base: {place}"
+    elif place.apart < smallest or (fault and missing != (BASE,) and beside > place.apart):
         state = "unknown"
         text = f"nothing can be told: {place}, and the server rounds more than that"
     elif fault:
@@ -133,8 +140,6 @@ def _nearest(
 
 def _fault(place: Place) -> str:
     """Return what is wrong with a server, "" if nothing is."""
-    if min(place.to_nearest, place.beside) > place.apart:
-        return "those of another model, or of the adapter on another base"
     if place.missing == (BASE,):
         return "those of the base: the server does not use what was trained"
     if place.missing and place.to_nearest <= place.beside:
