@@ -554,7 +554,11 @@ def test_a_watch_runs_no_command_that_nobody_allowed(
         (["--check=http://h", "RUN", "--gpus=2"], "--gpus: means nothing with --check"),
         (["--render", "acme/bot", "--timeout=3"], "--timeout: means something only with --check"),
         (["--check=http://h", "nowhere"], "nowhere: expected a run directory"),
-        (["--check=h:8000", "RUN"], "--check is h:8000; expected an address such as http://"),
+        (["--check=h:8000", "RUN"], "address is h:8000; expected one such as http://"),
+        (["--check=http://h:99999", "RUN"], "address is http://h:99999; expected one such as"),
+        (["--check=http://h:port", "RUN"], "address is http://h:port; expected one such as"),
+        (["--check=http://h h", "RUN"], "address is http://h h; expected one such as"),
+        (["--check=http://me:word@h", "RUN"], "expected one such as http://localhost:8000, without a password"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -166,7 +166,7 @@ def test_what_is_chosen_is_a_command_of_the_verb(
         ("push", {"repo": "nothing"}, "is no name of a repository"),
         ("push", {"repo": "oci://x/y:1", "public": "on"}, "only for the hub"),
         ("push", {"repo": "org/bot", "form": "gguf"}, "expected one of plain, merged"),
-        ("serve", {"url": "localhost:8000"}, "which server?"),
+        ("serve", {"url": "localhost:8000"}, "address is localhost:8000; expected one such as"),
         ("push", {"repo": "org/bot"}, "no token for the hub"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.base.files import StrPath
 from kubetune.config.resolved import read_config
+from kubetune.config.vllm import require_address
 from kubetune.errors import ConfigError
 from kubetune.library.run_handle import RunLike, folder_of, folders_of
 from kubetune.library.users_functions import Metric
@@ -275,13 +276,14 @@ def check_server(
     also to a server that is starting. The check has `is_proved`, `reason_against` and its `points`.
 
     Raises:
-        ConfigError: no such run or export.
+        ConfigError: no such run or export, or an address that is none.
         ModelError: the run's model has no next tokens, as a classifier.
         EnvironmentFault: the server does not answer, or what the run keeps is damaged.
     """
     from kubetune.result.served.known_model import known_model
     from kubetune.result.served.server_check import check_served
 
+    require_address(url)
     return check_served(known_model(folder_of(run)), url, name, timeout)
 
 

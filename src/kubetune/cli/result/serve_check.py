@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from kubetune.base.terminal import GREEN, RED, YELLOW, coloured
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, prints_json
 from kubetune.cli.tables import print_fact
+from kubetune.config.vllm import require_address
 from kubetune.errors import OK, ConfigError, GateFailed
 from kubetune.plugins.serving.served_targets import split_name
 
@@ -61,10 +61,7 @@ def run(args: argparse.Namespace) -> int:
         seconds = getattr(args, option)
         if seconds is not None and not 0 < seconds < math.inf:
             raise ConfigError(f"--{option} is {seconds:g}; expected more than 0")
-    if not re.match("https?://.", args.check):
-        raise ConfigError(
-            f"--check is {args.check}; expected an address such as http://localhost:8000"
-        )
+    require_address(args.check)
     if args.model and len(args.targets) > 1:
         raise ConfigError(
             "--model names one model, and there are several: put NAME= in front of each"

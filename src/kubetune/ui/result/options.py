@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.config.resolved import read_config
+from kubetune.config.vllm import require_address
 from kubetune.errors import ConfigError
 from kubetune.result.forms import FORMS, chosen
 from kubetune.result.forms.form import QUANTIZE
@@ -168,8 +169,7 @@ def _push(run_dir: Path, texts: dict[str, str]) -> list[str]:
 def _serve(run_dir: Path, texts: dict[str, str]) -> list[str]:
     del run_dir
     url = texts.pop("url", "")
-    if not re.match("https?://.", url):
-        raise ConfigError("which server? Give its address, such as http://localhost:8000")
+    require_address(url)
     return [f"--check={url}", *_taken(texts, "model")]
 
 
