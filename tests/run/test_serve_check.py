@@ -257,6 +257,12 @@ WRONG = {
     "thoughts": (changed(drops_thoughts=True), "ids", "thoughts dropped"),
     "tools": (changed(reverses_tools=True), "ids", "tool order"),
     "calls": (changed(sorts_calls=True), "ids", "key order of calls"),
+    "BOS, thinking": (
+        changed(adds_bos=True, template_kwargs={"enable_thinking": False}), "ids", "chat template; enable_thinking: "
+    ),
+    "thinking, thoughts": (
+        changed(drops_thoughts=True, template_kwargs={"enable_thinking": False}), "ids", "chat_template_kwargs; thoughts"
+    ),
     "tokenizer": (another_tokenizer, "ids", "tokenizer: "),
     "EOS": (changed(stops_at=()), "end of answers", "goes on behind <|im_end|>"),
     "context": (changed(context=40), "context", "training took 512; raise --max-model-len"),
@@ -307,8 +313,11 @@ def test_the_first_difference_is_shown(run_dir: Path, capsys: pytest.CaptureFixt
     with served(changed(drops_thoughts=True)(run_dir)) as url:
         assert main(["serve", "--check", url, str(run_dir)]) == 5
     said = capsys.readouterr().out
-    assert "assistant\n⟨<think>" in said.replace("\\n", "\n")
-    assert "⟩⟨pong" in said
+    before = r"<|im_start|>assistant\n"
+    assert re.search(rf"training .*{re.escape(before)}⟨<think>one", said)
+    assert re.search(rf"server   .*{re.escape(before)}⟨pong", said)
+    # Each conversation has the same cause, so one of them is shown.
+    assert len(re.findall(r"^ +training ", said, re.M)) == 1
 
 
 def test_the_run_keeps_what_is_asked_and_the_export_does_not(
@@ -373,6 +382,81 @@ def test_a_damaged_record_is_refused(
         assert f"{file} is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((200, b"<html>Sign in</html>"), "is not JSON: <html>Sign in</html>"),
+        ((200, [{"id": "bot"}]), "is no object"),
+        ((200, {"models": []}), "no list of models"),
+        ((401, {"error": "Unauthorized"}), "VLLM_API_KEY"),
+        ((307, b""), "it leads to None"),
+        ((407, b"Proxy"), "answered 407"),
+    ],
+)
+def test_an_address_that_will_not_become_a_server_is_not_waited_for(
+    answer: tuple[int, Any], words: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = changed(broken={"/v1/models": answer})(run_dir)
+    with served(server) as url:
+        assert main(["serve", "--check", url, str(run_dir)]) == 3
+    said = capsys.readouterr().err
+    assert words in said
+    assert "--timeout" not in said
+    assert len(server.calls) == 1
+
+
+def test_what_a_server_does_not_answer_is_said(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = changed(broken={"/tokenize": (200, b"<html>Home</html>")})(run_dir)
+    code, points, _ = checked(server, run_dir, capsys)
+    assert (code, points["ids"]["state"]) == (0, "unknown")
+    assert "is not JSON: <html>Home</html>" in points["ids"]["text"]
+    server.broken = {"/v1/completions": (401, {"error": "Unauthorized"})}
+    code, points, _ = checked(server, run_dir, capsys)
+    assert code == 5
+    assert "Set the variable VLLM_API_KEY" in points["log-probabilities"]["text"]
+    server.broken = {"/v1/completions": (500, {"error": {"message": "EngineCore died"}})}
+    code, points, _ = checked(server, run_dir, capsys)
+    assert (code, points["ids"]["state"]) == (5, "right")
+    assert "EngineCore died" in points["log-probabilities"]["text"]
+    server.broken = {"/v1/completions": (200, {"choices": []})}
+    code, points, _ = checked(server, run_dir, capsys)
+    assert code == 5
+    assert 'a form that is not known: {"choices": []}' in points["log-probabilities"]["text"]
+
+
+def test_what_passes_is_asked_again(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = right(run_dir)
+
+    def busy_at_times(path: str) -> None:
+        server.broken.clear()
+        if len(server.calls) % 7 == 6:
+            server.broken[path] = (429, {"error": {"message": "Rate limit"}})
+
+    server.on_call = busy_at_times
+    code, _, _ = checked(server, run_dir, capsys)
+    assert code == 0
+
+
+def test_a_server_that_cannot_write_nan_has_it(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = right(run_dir)
+
+    def fail(path: str) -> None:
+        server.broken.clear()
+        _, request = server.calls[-1]
+        if path == "/v1/completions" and "prompt_logprobs" in request:
+            message = "Out of range float values are not JSON compliant: nan"
+            server.broken[path] = (400, {"error": {"message": message}})
+
+    server.on_call = fail
+    code, points, _ = checked(server, run_dir, capsys)
+    assert code == 5
+    assert "are NaN or infinite" in points["log-probabilities"]["text"]
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -388,8 +472,6 @@ ASKED = ["/v1/models", "/tokenize", "/v1/completions"]
     [
         ((0, b""), "broke off"),
         ((502, b"<html>Bad Gateway</html>"), "answered 502"),
-        ((200, b"<html>Sign in</html>"), "is not JSON"),
-        ((500, {"error": {"message": "EngineCore died"}}), "EngineCore died"),
     ],
 )
 def test_a_server_that_breaks_at_any_call_ends_the_check(
@@ -558,7 +640,10 @@ def test_a_watch_runs_no_command_that_nobody_allowed(
         (["--check=http://h:99999", "RUN"], "address is http://h:99999; expected one such as"),
         (["--check=http://h:port", "RUN"], "address is http://h:port; expected one such as"),
         (["--check=http://h h", "RUN"], "address is http://h h; expected one such as"),
-        (["--check=http://me:word@h", "RUN"], "expected one such as http://localhost:8000, without a password"),
+        (
+            ["--check=http://me:word@h", "RUN"],
+            "expected one such as http://localhost:8000, without a password",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

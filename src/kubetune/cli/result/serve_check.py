@@ -123,7 +123,9 @@ def _show(checks: Sequence[ServerCheck]) -> None:
                 point.name, f"{point.state}: {point.text}", _LABEL_WIDTH, _COLOURS[point.state]
             )
             for place in point.differences:
-                line = f"{place.before}⟨{coloured(place.expected, GREEN)}⟩⟨{coloured(place.served, RED)}⟩"
-                print_fact("", line, _LABEL_WIDTH)
+                texts = {"training": (place.expected, GREEN), "server": (place.served, RED)}
+                for who, (text, colour) in texts.items():
+                    line = f"{who:<8} {place.before}⟨{coloured(text, colour)}⟩"
+                    print_fact("", line.replace("\n", "\\n"), _LABEL_WIDTH)
             for line in point.lines:
                 print_fact("", line, _LABEL_WIDTH)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import islice, permutations
+from contextlib import suppress
+from itertools import dropwhile, islice, permutations
 from typing import Any, Final
 
 from kubetune.data.findings.kept_conversations import Conversation
@@ -19,11 +20,15 @@ from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import IdsDifference, ServedPoint
 
 IDS: Final = "ids"
-# Tokens of a difference that are shown, and differences.
+# Tokens of a difference that are shown.
 _SHOWN_TOKENS: Final = 8
-_SHOWN: Final = 3
 # Switches of chat templates whose defaults servers and models invert.
-_SWITCHES: Final = ("enable_thinking", "thinking")
+_SWITCHES: Final = (
+    {"enable_thinking": False},
+    {"enable_thinking": True},
+    {"thinking": False},
+    {"thinking": True},
+)
 # Orders of tools that are tried: all of five.
 _ORDERS: Final = 120
 
@@ -52,8 +57,8 @@ def compare(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
     origin = f"{len(known.conversations)} conversations of the data"
     if not known.conversations:
         origin = "conversations of kubetune itself, as none of the data are kept,"
-    differences = []
-    causes = {}
+    differences: dict[str, IdsDifference] = {}  # cause -> the first one
+    differing = 0
     asked = 0
     for conversation in known.conversations or _SAMPLES:
         try:
@@ -63,14 +68,15 @@ def compare(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
         served = _served_ids(endpoint, conversation)
         asked += 1
         if served != expected:
-            differences.append(_first_difference(tokenizer, expected, served))
-            causes[_cause(endpoint, tokenizer, conversation, expected, served)] = True
+            differing += 1
+            cause = _cause(endpoint, tokenizer, conversation, expected, served)
+            differences.setdefault(cause, _first_difference(tokenizer, expected, served))
     if not asked:
         return ServedPoint(IDS, "unknown", f"the chat template takes none of {origin}")
     if not differences:
         return ServedPoint(IDS, "right", f"{origin} have the ids of training")
-    text = f"{len(differences)} of {origin} have other ids than in training: {'; '.join(causes)}"
-    return ServedPoint(IDS, "wrong", text, differences=tuple(differences[:_SHOWN]))
+    text = f"{differing} of {origin} have other ids than in training: {'; '.join(differences)}"
+    return ServedPoint(IDS, "wrong", text, differences=tuple(differences.values()))
 
 
 def _served_ids(endpoint: Endpoint, conversation: Conversation, **settings: Any) -> list[int]:
@@ -121,40 +127,48 @@ def _cause(
     expected: list[int],
     served: list[int],
 ) -> str:
-    """Return the cause of a difference."""
-    bos = tokenizer.bos_id
-    if served == [bos, *expected]:
-        return "a second BOS: the server adds one to that of the chat template"
-    if expected == [bos, *served]:
-        return "no BOS: the server leaves it out"
-    for switch in _SWITCHES:
-        for value in (False, True):
-            kwargs = {switch: value}
+    """Return the cause of a difference: BOS, a switch, what is rendered, or some of them together; else the template."""
+    causes = []
+    bare = _without_bos(tokenizer, served)
+    expected_bare = _without_bos(tokenizer, expected)
+    more = (len(served) - len(bare)) - (len(expected) - len(expected_bare))
+    if more > 0:
+        causes.append("a second BOS: the server adds one to that of the chat template")
+    elif more < 0:
+        causes.append("no BOS: the server leaves it out")
+    rendered = [("", expected_bare)]
+    for cause, variant in _variants(conversation):
+        with suppress(ValueError):
+            ids = tokenizer.encode_prompt(variant.messages, variant.tools)
+            rendered.append((cause, _without_bos(tokenizer, ids)))
+    for switch in ({}, *_SWITCHES):
+        ids = bare
+        if switch:
             try:
-                changed = _served_ids(endpoint, conversation, chat_template_kwargs=kwargs)
+                ids = _served_ids(endpoint, conversation, chat_template_kwargs=switch)
             except NotAnswered:
                 continue
-            if changed == expected:
-                return (
-                    f"{switch}: the server's default is the other one than in training; start it with "
-                    f"--default-chat-template-kwargs '{json.dumps(kwargs)}', or send chat_template_kwargs"
+        for cause, known in rendered:
+            if _without_bos(tokenizer, ids) != known:
+                continue
+            for name in switch:
+                causes.append(
+                    f"{name}: the server's default is the other one than in training; start it with "
+                    f"--default-chat-template-kwargs '{json.dumps(switch)}', or send chat_template_kwargs"
                 )
-    for cause, variant in _variants(conversation):
-        try:
-            if tokenizer.encode_prompt(variant.messages, variant.tools) == served:
-                return cause
-        except ValueError:
-            continue
-    try:
-        text = tokenizer.decode(expected, skip_special_tokens=False)
+            return "; ".join(filter(None, [*causes, cause]))
+    text = tokenizer.decode(expected, skip_special_tokens=False)
+    with suppress(NotAnswered):
         if _has_other_ids(endpoint, tokenizer, text):
             return "tokenizer: the server makes other ids of the same text"
-    except NotAnswered:
-        pass
     return (
         "template: the server has another chat template; start it with --chat-template and the export's "
         "chat_template.jinja"
     )
+
+
+def _without_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    return list(dropwhile(lambda token: token == tokenizer.bos_id, ids))
 
 
 def _variants(conversation: Conversation) -> Iterator[tuple[str, Conversation]]:

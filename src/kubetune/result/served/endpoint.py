@@ -6,6 +6,7 @@ or is silent until the time is up, ends the check with EnvironmentFault.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from urllib.request import getproxies, proxy_bypass
 
 from kubetune import errors
 from kubetune.training.rollouts.servers.vllm_client import (
+    Failed,
+    NotApi,
     Refused,
     Server,
     ServerTrouble,
@@ -23,11 +26,16 @@ from kubetune.training.rollouts.servers.vllm_client import (
 )
 
 _PAUSE_SECONDS: Final = 1.0
+# What a server says again to the same question: a key that is missing does not come by itself, nor does an address.
+_LASTING: Final = (Refused, Unknown, NotApi)
 _GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
 _LLAMA_CPP: Final = "llamacpp"
-# llama.cpp returns as many log-probabilities as it is asked for; others, at most so many.
-_ALL: Final = 1_000_000
+# Log-probabilities of a place that all servers return.
 _MOST_LIKELY: Final = 20
+# What becomes right by being asked again is asked so often.
+_TRIES: Final = 3
+# Characters of an answer that are shown.
+_SHOWN: Final = 150
 # What decides how tokens are drawn, with the values that change nothing.
 NEUTRAL: Final[Mapping[str, float]] = {
     "temperature": 1.0,
@@ -62,16 +70,10 @@ class Endpoint:
 
     def read_cards(self) -> None:
         """Ask which models there are. Wait for a server that is starting."""
-        while True:
-            try:
-                cards = cards_of(self._asked("/v1/models", None))
-                break
-            except ServerTrouble as error:
-                # A key that is missing does not come by itself, nor does an address.
-                is_final = isinstance(error, (Refused, Unknown))
-                if is_final or time.monotonic() + _PAUSE_SECONDS >= self._deadline:
-                    raise self._fault(error) from None
-                time.sleep(_PAUSE_SECONDS)
+        try:
+            cards = cards_of(self._asked("/v1/models", None, tries=math.inf))
+        except ServerTrouble as error:
+            raise self._fault(error) from None
         self.cards = {str(card["id"]): card for card in cards}
 
     def is_of(self, owner: str) -> bool:
@@ -82,8 +84,9 @@ class Endpoint:
     def context(self) -> int | None:
         """The most tokens of a prompt and its answer, None if the server does not say."""
         card = self.cards[self.model]
-        # llama.cpp has it in `meta`.
-        length = {**card, **(card.get("meta") or {})}.get("n_ctx", card.get("max_model_len"))
+        length = card.get("max_model_len")
+        if isinstance(card.get("meta"), dict):  # llama.cpp has it there
+            length = card["meta"].get("n_ctx")
         return length if isinstance(length, int) else None
 
     def ask(self, path: str, request: JsonValues | None, take: Callable[[JsonValues], _T]) -> _T:
@@ -92,14 +95,13 @@ class Endpoint:
             request = {"model": self.model, **request}
         try:
             reply = self._asked(path, request)
-        except (Refused, Unknown) as error:
-            raise NotAnswered(str(error)) from None
         except ServerTrouble as error:
-            raise self._fault(error) from None
+            raise NotAnswered(_with_key(error)) from None
         try:
             return take(reply)
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-            raise NotAnswered(f"answered {path} in another form ({error!r})") from None
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError):
+            shown = json.dumps(reply)[:_SHOWN]
+            raise NotAnswered(f"answered {path} in a form that is not known: {shown}") from None
 
     def conversation_ids(
         self, messages: Sequence[JsonValues], tools: Sequence[Any], **settings: Any
@@ -130,12 +132,17 @@ class Endpoint:
         if self.is_of("vllm"):
             settings = {"prompt_logprobs": 0}
         request = {**_GREEDY, "prompt": list(ids), **settings}
-        return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
+        try:
+            return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
+        except (NotAnswered, errors.EnvironmentFault) as error:
+            # A server in Python cannot write NaN as JSON, and says so in place of an answer.
+            if "Out of range float" in str(error):
+                return [math.nan] * (len(ids) - 1)
+            raise
 
     def next_token(self, ids: Sequence[int]) -> Bound:
         """Return what the server says of the last token after the others."""
-        number = _ALL if self.is_of(_LLAMA_CPP) else _MOST_LIKELY
-        request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": number}
+        request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": _MOST_LIKELY}
 
         def take(reply: JsonValues) -> Bound:
             likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
@@ -164,25 +171,43 @@ class Endpoint:
 
         return self.ask("/v1/completions", {"prompt": list(ids), **settings}, take)
 
-    def _asked(self, path: str, request: JsonValues | None) -> JsonValues:
-        try:
-            return self._server.ask(path, request, self._deadline)
-        except TimeoutError:
-            raise self._fault(f"did not answer {path}") from None
+    def _asked(self, path: str, request: JsonValues | None, tries: float = _TRIES) -> JsonValues:
+        """Return the answer. Raise ServerTrouble for one that stays, EnvironmentFault where none comes."""
+        while True:
+            try:
+                return self._server.ask(path, request, self._deadline)
+            except TimeoutError:
+                raise self._fault(f"did not answer {path}, and the time is up") from None
+            except _LASTING:
+                raise
+            except ServerTrouble as error:
+                tries -= 1
+                if tries <= 0 and isinstance(error, Failed):
+                    raise
+                if tries <= 0 or time.monotonic() + _PAUSE_SECONDS >= self._deadline:
+                    raise self._fault(error) from None
+                time.sleep(_PAUSE_SECONDS)
 
     def _fault(self, reason: object) -> errors.EnvironmentFault:
-        hint = ""
-        if "401" in str(reason) or "403" in str(reason):
-            hint = ". Set the variable VLLM_API_KEY to the server's key"
-        address = urlsplit(self.url)
-        proxy = getproxies().get(address.scheme)
-        if proxy and not proxy_bypass(address.hostname or ""):
-            # Its address may hold a password.
-            name = urlsplit(proxy).hostname
-            hint += f". It was not asked by the environment's proxy {name}, which may be the only way to it"
-        return errors.EnvironmentFault(
-            f"{self.url} {reason}; it had {self._seconds:g} s (--timeout){hint}. Nothing was compared"
-        )
+        text = f"{self.url} {_with_key(reason)}"
+        if time.monotonic() + _PAUSE_SECONDS >= self._deadline:
+            text += f"; it had {self._seconds:g} s (--timeout)"
+        if not isinstance(reason, _LASTING):
+            address = urlsplit(self.url)
+            proxy = getproxies().get(address.scheme)
+            if proxy and not proxy_bypass(address.hostname or ""):
+                # Its address may hold a password.
+                name = urlsplit(proxy).hostname
+                text += f". It was not asked by the environment's proxy {name}, which may be the only way to it"
+        return errors.EnvironmentFault(f"{text}. Nothing was compared")
+
+
+def _with_key(reason: object) -> str:
+    """Return what a server did, and for one that asks for a key, where that is read."""
+    text = str(reason)
+    if text.startswith(("answered 401", "answered 403")):
+        text += ". Set the variable VLLM_API_KEY to the server's key"
+    return text
 
 
 def _tokens(reply: JsonValues) -> list[int]:
@@ -197,12 +222,12 @@ def _of_prompt(reply: JsonValues, ids: Sequence[int]) -> list[float]:
         # After the prompt comes the token that was generated.
         values = choice["logprobs"]["token_logprobs"][: len(ids)]
     else:
-        values = [None]
-        for token, of_token in zip(ids[1:], by_token[1:], strict=True):
-            values.append(of_token[str(token)]["logprob"])
+        values = []
+        for token, of_token in zip(ids, by_token, strict=True):
+            values.append(of_token[str(token)]["logprob"] if of_token else None)
     if len(values) != len(ids):
         raise ValueError(f"{len(values)} log-probabilities for {len(ids)} tokens")
-    return [float("nan") if value is None else float(value) for value in values[1:]]
+    return [math.nan if value is None else float(value) for value in values[1:]]
 
 
 def _bound(likeliest: Sequence[JsonValues], key: str, token: object) -> Bound:

@@ -25,7 +25,7 @@ _PIECE: Final = 2**20
 _MESSAGE_CHARACTERS: Final = 300
 
 # What does not become right by being asked again: the request itself, or the key.
-_FINAL: Final = (400, 401, 403, 405, 413, 422)
+_FINAL: Final = (400, 401, 403, 405, 407, 413, 422)
 
 
 class ServerTrouble(Exception):
@@ -34,6 +34,14 @@ class ServerTrouble(Exception):
 
 class Refused(ServerTrouble):
     """A server that will say the same to the same request again."""
+
+
+class NotApi(ServerTrouble):
+    """A server, or what is in front of it, that answers a page, half an object, or another one."""
+
+
+class Failed(ServerTrouble):
+    """A server that fails at this request, by a status of 500. It may answer others."""
 
 
 class Unknown(ServerTrouble):
@@ -62,10 +70,10 @@ class Server:
         text = self._asked(method, path, request, deadline)
         try:
             reply = json.loads(text)
-        except ValueError as error:
-            raise ServerTrouble(f"answered {path} with what is not JSON ({error})") from None
+        except ValueError:
+            raise NotApi(f"answered {path} with what is not JSON: {_message_of(text)}") from None
         if not isinstance(reply, dict):
-            raise ServerTrouble(f"answered {path} with JSON that is no object")
+            raise NotApi(f"answered {path} with JSON that is no object")
         return reply
 
     def load(self, name: str, folder: str, deadline: float) -> None:
@@ -117,18 +125,25 @@ class Server:
             # A response that is not read to its end keeps its socket.
             with closing(connection.getresponse()) as response:
                 text = _read(connection, response, deadline)
+        except TimeoutError:
+            raise ServerTrouble(f"did not answer {path}, and the time is up") from None
         except (OSError, HTTPException) as error:
-            raise ServerTrouble(f"broke off {path}: {error!r}") from None
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ServerTrouble(f"broke off {path}: {reason}") from None
         finally:
             connection.close()
         if response.status == 200:
             return text
         what = f"answered {response.status} to {path}: {_message_of(text)}"
+        if 300 <= response.status < 400:
+            raise Refused(f"{what} (it leads to {response.getheader('Location')})")
         # An adapter or model that is unknown, or a server without that address at all.
         if response.status == 404:
             raise Unknown(what)
         if response.status in _FINAL:
             raise Refused(what)
+        if response.status == 500:
+            raise Failed(what)
         raise ServerTrouble(what)
 
     def _connection(self, seconds: float) -> HTTPConnection:
@@ -148,10 +163,10 @@ def cards_of(reply: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the models of an answer to /v1/models. Raise ServerTrouble if it has another form."""
     cards = reply.get("data")
     if not isinstance(cards, list):
-        raise ServerTrouble("answered no list of models at /v1/models")
+        raise NotApi("answered no list of models at /v1/models")
     for card in cards:
         if not isinstance(card, dict) or "id" not in card:
-            raise ServerTrouble(f"answered {card!r} for a model")
+            raise NotApi(f"answered {card!r} for a model")
     return cards
 
 
