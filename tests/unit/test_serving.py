@@ -394,6 +394,10 @@ def with_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str
             ("--merged", "--kserve=InferenceService"),
             "http://support-bot-serve-predictor.finetune.svc/openai",
         ),
+        (
+            ("--merged", "--kserve=LLMInferenceService"),
+            "https://support-bot-serve-kserve-workload-svc.finetune.svc:8000",
+        ),
     ],
 )
 def test_a_job_beside_it_asks_whether_it_is_the_model(
@@ -416,7 +420,13 @@ def test_a_job_beside_it_asks_whether_it_is_the_model(
     mounts = {
         mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]
     }
-    assert mounts == {"/outputs": True, "/tmp": False}
+    of_kserve = {"/certificates": True} if address.startswith("https") else {}
+    assert mounts == {"/outputs": True, "/tmp": False, **of_kserve}
+    # The certificate that KServe signs for its Service is trusted; the key beside it is not mounted.
+    secrets = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
+    items = [{"key": "tls.crt", "path": "tls.crt"}]
+    expected = {"secretName": "support-bot-serve-kserve-self-signed-certs", "items": items}
+    assert secrets == ([expected] if of_kserve else [])
     keys = [entry["name"] for entry in container["env"] if "valueFrom" in entry]
     assert keys == (["VLLM_API_KEY"] if len(words) == 1 else [])
 
@@ -425,7 +435,10 @@ def test_a_job_beside_it_asks_whether_it_is_the_model(
     ("words", "problem"),
     [
         (("acme/bot",), "is no run directory"),
-        (("RUN", "--kserve=LLMInferenceService"), "its gateway"),
+        (
+            ("RUN", "--merged", "--kserve=LLMInferenceService", f"--name={'a' * 39}"),
+            "at most 38 characters",
+        ),
     ],
 )
 def test_what_no_job_could_ask_is_refused(

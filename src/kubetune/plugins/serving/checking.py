@@ -11,10 +11,13 @@ from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume
 from kubetune.k8s.run_names import OUTPUTS, name_beside
 from kubetune.plugins.serving import kserve
-from kubetune.plugins.serving.manifests import START_SECONDS, ServerSettings
+from kubetune.plugins.serving.manifests import PORT, START_SECONDS, ServerSettings
 from kubetune.plugins.serving.served_targets import ServedTarget
 
 CHECK = "check"
+_CERTIFICATES = "/certificates"
+# Beyond which KServe shortens names, as a Service has at most 63 characters.
+_LONGEST_NAME = 63 - len(kserve.CERTIFICATE)
 # Beyond the time that the server has to start.
 _ASKING_SECONDS = 600
 
@@ -28,7 +31,7 @@ def checking_job(
 ) -> Manifest:
     """Return the Job. `image`: with kubetune. `kind`: of KServe's object, None for a Deployment.
 
-    Raise ConfigError for targets of which no volume has what their run keeps, and for an address that is not known here.
+    Raise ConfigError for targets of which no volume has what their run keeps, and for a name that KServe would shorten.
     """
     for target in targets:
         if target.run is None or not target.path.startswith(f"{OUTPUTS}/"):
@@ -43,10 +46,37 @@ def checking_job(
         f"--check={_address(spec, kind)}",
         f"--timeout={seconds}",
     ]
+    body = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": seconds + _ASKING_SECONDS,
+        "template": {
+            "metadata": pod_metadata(spec, CHECK),
+            "spec": _pod(spec, command, image, settings.api_key_secret, kind),
+        },
+    }
+    return spec.manifest("batch/v1", "Job", name_beside(spec.name, f"-{CHECK}"), CHECK, spec=body)
+
+
+def _pod(
+    spec: RunSpec, command: list[str], image: str, key_secret: str | None, kind: str | None
+) -> Manifest:
+    """Return the spec of the pod."""
     # An export is only read, and what the tokenizer keeps for later lies in HOME.
     env = [value("HOME", "/tmp"), value("USER", CHECK)]
-    if settings.api_key_secret:
-        env.append(secret_value("VLLM_API_KEY", settings.api_key_secret, "VLLM_API_KEY"))
+    mounts: list[Manifest] = [
+        {"name": "outputs", "mountPath": OUTPUTS, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    volumes: list[Manifest] = [outputs_volume(spec), {"name": "tmp", "emptyDir": {}}]
+    if key_secret:
+        env.append(secret_value("VLLM_API_KEY", key_secret, "VLLM_API_KEY"))
+    if kind == kserve.LLM:
+        # KServe signs it itself. Its key lies in the same Secret, and stays there.
+        items = [{"key": "tls.crt", "path": "tls.crt"}]
+        secret = {"secretName": f"{spec.name}{kserve.CERTIFICATE}", "items": items}
+        env.append(value("SSL_CERT_FILE", f"{_CERTIFICATES}/tls.crt"))
+        mounts.append({"name": "certificates", "mountPath": _CERTIFICATES, "readOnly": True})
+        volumes.append({"name": "certificates", "secret": secret})
     asking = container(
         spec,
         CHECK,
@@ -54,34 +84,27 @@ def checking_job(
         image=image,
         env=env,
         resources=cpu_resources(1, "2Gi"),
-        volumeMounts=[
-            {"name": "outputs", "mountPath": OUTPUTS, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
+        volumeMounts=mounts,
     )
-    pod = {
+    return {
         **pod_basics(spec),
         "serviceAccountName": spec.kubernetes.service_account or "default",
         "restartPolicy": "Never",
         "containers": [{**asking, "workingDir": "/tmp"}],
-        "volumes": [outputs_volume(spec), {"name": "tmp", "emptyDir": {}}],
+        "volumes": volumes,
     }
-    body = {
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": seconds + _ASKING_SECONDS,
-        "template": {"metadata": pod_metadata(spec, CHECK), "spec": pod},
-    }
-    return spec.manifest("batch/v1", "Job", name_beside(spec.name, f"-{CHECK}"), CHECK, spec=body)
 
 
 def _address(spec: RunSpec, kind: str | None) -> str:
-    """Return the server's address within the cluster. Raise ConfigError if only the cluster knows it."""
+    """Return the server's address within the cluster. Raise ConfigError if KServe would shorten it."""
     namespace = spec.kubernetes.namespace
-    if kind == kserve.LLM:
-        raise ConfigError(
-            f"--check-image: the address of an {kserve.LLM} is that of its gateway, in its status; leave it out, and run "
-            "kubetune serve --check with that address. Nothing was written."
-        )
     if kind == kserve.INFERENCE:
         return f"http://{spec.name}-predictor.{namespace}.svc/openai"
-    return f"http://{spec.name}.{namespace}.svc"
+    if kind is None:
+        return f"http://{spec.name}.{namespace}.svc"
+    if len(spec.name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"--check-image: KServe shortens the names of what it makes for {spec.name}; give --name at most "
+            f"{_LONGEST_NAME} characters. Nothing was written."
+        )
+    return f"https://{spec.name}{kserve.WORKLOAD}.{namespace}.svc:{PORT}"

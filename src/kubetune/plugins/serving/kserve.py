@@ -28,6 +28,10 @@ from kubetune.plugins.serving.manifests import SERVER, Serving
 INFERENCE: Final = "InferenceService"
 LLM: Final = "LLMInferenceService"
 KINDS: Final = (INFERENCE, LLM)
+# What KServe calls the Service of an LLMInferenceService's pods, and the Secret with the certificate for it, after the
+# name of the object.
+WORKLOAD: Final = "-kserve-workload-svc"
+CERTIFICATE: Final = "-kserve-self-signed-certs"
 # Addresses that KServe takes as they are. An image can only be a base.
 NATIVE_IMAGE: Final = "oci+native://"
 ADDRESSES: Final = ("hf://", "s3://", "pvc://")
