@@ -37,7 +37,8 @@ class ServedModel:
     sorts_calls: bool = False  # as vLLM's types do: arguments before the name
     stops_at: tuple[int, ...] | None = None  # None: at the tokenizer's EOS
     sampling: dict[str, float] = field(default_factory=dict)  # in place of what requests leave out
-    # What it can tell: `prompt` (vLLM), `echo` (the older API), or `next` alone, in llama.cpp's form. `ollama`: what
+    # What it can tell: `prompt` (vLLM), `echo` (the older API), or `next` alone, in llama.cpp's form. `llama.cpp`: that,
+    # and its own addresses, as its server of commit 7e4c0a9 answered. `ollama`: what
     # Ollama's docs/api.md and openai/openai.go say, with texts in place of ids, and no /tokenize.
     tells: str = "prompt"
     context: int = 512
@@ -61,11 +62,17 @@ class ServedModel:
                 card = {"object": "model", "created": 0, "owned_by": "library"}
                 cards = [{"id": f"{name}:latest", **card} for name in self.names]
                 return 200, {"object": "list", "data": cards}
+            if self.tells == "llama.cpp":
+                meta = {"n_ctx": self.context, "n_ctx_train": 4096}
+                cards = [{"id": name, "owned_by": "llamacpp", "meta": meta} for name in self.names]
+                return 200, {"object": "list", "data": cards}
             owner = "vllm" if self.tells == "prompt" else "somebody"
             card = {"object": "model", "owned_by": owner, "max_model_len": self.context}
             return 200, {"object": "list", "data": [{"id": name, **card} for name in self.names]}
         if self.tells == "ollama":
             return self._as_ollama(path, request)
+        if self.tells == "llama.cpp" and path != "/v1/completions":
+            return self._as_llama_cpp(path, request)
         if request and request.get("model") not in self.names:
             return 404, {"error": {"message": f"The model `{request['model']}` does not exist."}}
         if path == "/tokenize":
@@ -73,6 +80,20 @@ class ServedModel:
         if path == "/v1/completions":
             return self._completed(request)
         return 404, {"detail": "Not Found"}
+
+    def _as_llama_cpp(self, path: str, request: Any) -> tuple[int, Any]:
+        if path == "/apply-template":
+            _, body = self._tokenized(request)
+            return 200, {"prompt": self.tokenizer.decode(body["tokens"])}
+        if path == "/tokenize":
+            assert request["parse_special"]
+            ids = self.tokenizer(request["content"], add_special_tokens=False).input_ids
+            return 200, {"tokens": ids}
+        if path == "/props":
+            return 200, {
+                "default_generation_settings": {"params": {"repeat_penalty": 1.0, **self.sampling}}
+            }
+        return 404, {"error": {"message": "File Not Found", "type": "not_found_error", "code": 404}}
 
     def _tokenized(self, request: Any) -> tuple[int, Any]:
         if "messages" not in request:
@@ -127,7 +148,7 @@ class ServedModel:
             choice["prompt_logprobs"] = of_tokens
         elif self.tells == "echo" and request.get("echo"):
             choice["logprobs"] = {"token_logprobs": [*numbers, -1.0]}
-        elif self.tells == "next" and request.get("logprobs"):
+        elif self.tells in ("next", "llama.cpp") and request.get("logprobs"):
             best = every[-1].topk(min(request["logprobs"], every.shape[1]))
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             likeliest = [{"id": token, "logprob": value} for token, value in pairs]

@@ -225,6 +225,7 @@ RIGHT = {
     "merged": merged,
     "older API": changed(tells="echo"),
     "next tokens alone": changed(tells="next"),
+    "llama.cpp": changed(tells="llama.cpp"),
     "quantised": with_weights(rounded),
 }
 
@@ -290,6 +291,16 @@ def test_sampling_that_differs_is_said_and_passes(
     code, points, _ = checked(changed(sampling={"top_k": 2})(run_dir), run_dir, capsys)
     assert (code, points["sampling"]["state"]) == (0, "differs")
     assert "its own default of top_k;" in points["sampling"]["text"]
+
+
+def test_what_llama_cpp_tells_of_its_sampling_is_said(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampling = {"temperature": 0.8, "repeat_penalty": 1.1}
+    server = changed(tells="llama.cpp", sampling=sampling)(run_dir)
+    code, points, _ = checked(server, run_dir, capsys)
+    assert (code, points["sampling"]["state"]) == (0, "differs")
+    assert "of temperature (0.8) and repetition_penalty (1.1);" in points["sampling"]["text"]
 
 
 def test_a_context_shorter_than_rows_of_training_is_said_and_passes(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
-from kubetune.result.served.endpoint import NEUTRAL, Endpoint, NotAnswered
+from kubetune.result.served.endpoint import LLAMA_CPP, NEUTRAL, Endpoint, NotAnswered
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import ServedPoint
 
@@ -38,19 +39,43 @@ def ends(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
 
 
 def draws(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
-    """Return whether the server draws by default as the export's generation config says.
-
-    One seed gives the same text where the settings are the same, so whatever changes the text when it is left out of a
-    request has another default.
-    """
-    wanted: dict[str, Any] = {}
+    """Return whether the server draws by default as the export's generation config says."""
+    wanted: dict[str, float] = {}
     for name, neutral in NEUTRAL.items():
         value = known.generation.get(name)
         wanted[name] = neutral if value is None else value
     limits = [f"{name} {value:g}" for name, value in wanted.items() if value != NEUTRAL[name]]
     shown = ", ".join(limits) or "no limits, at temperature 1"
+    find_others = _told if endpoint.is_of(LLAMA_CPP) else _drawn
+    others = find_others(endpoint, known, wanted)
+    if not others:
+        return ServedPoint(
+            DRAWS, "right", f"by default the server draws as the export says: {shown}"
+        )
+    text = f"the server has its own default of {' and '.join(others)}; the export says {shown}"
+    return ServedPoint(DRAWS, "differs", text)
 
-    def drawn(but: tuple[str, ...]) -> str:
+
+def _told(endpoint: Endpoint, known: KnownModel, wanted: Mapping[str, float]) -> list[str]:
+    """Return the settings that have another default, of a server that tells them."""
+    del known
+
+    def take(reply: Mapping[str, Any]) -> list[str]:
+        settings = reply["default_generation_settings"]["params"]
+        others = []
+        for name, value in wanted.items():
+            served = settings.get(name.replace("repetition", "repeat"), value)
+            if abs(served - value) > 1e-3:
+                others.append(f"{name} ({served:.3g})")
+        return others
+
+    return endpoint.ask("/props", None, take)
+
+
+def _drawn(endpoint: Endpoint, known: KnownModel, wanted: Mapping[str, float]) -> list[str]:
+    """Return the settings that have another default: what changes the text of one seed when a request leaves it out."""
+
+    def drawn(but: Container[str]) -> str:
         settings = {name: value for name, value in wanted.items() if name not in but}
         text, _ = endpoint.completion(
             known.prompt_ids, seed=7, max_tokens=_DRAWN_TOKENS, **settings
@@ -58,15 +83,11 @@ def draws(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
         return text
 
     as_wanted = drawn(())
-    if drawn(tuple(wanted)) == as_wanted:
-        return ServedPoint(
-            DRAWS, "right", f"by default the server draws as the export says: {shown}"
-        )
+    if drawn(wanted) == as_wanted:
+        return []
     if drawn(()) != as_wanted:
         raise NotAnswered("answers one seed in several ways")
-    others = [name for name in wanted if drawn((name,)) != as_wanted]
-    text = f"the server has its own default of {' and '.join(others) or 'settings'}; the export says {shown}"
-    return ServedPoint(DRAWS, "differs", text)
+    return [name for name in wanted if drawn((name,)) != as_wanted] or ["settings together"]
 
 
 def context(endpoint: Endpoint, known: KnownModel) -> ServedPoint:

@@ -29,7 +29,7 @@ _PAUSE_SECONDS: Final = 1.0
 # What a server says again to the same question: a key that is missing does not come by itself, nor does an address.
 _LASTING: Final = (Refused, Unknown, NotApi)
 _GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
-_LLAMA_CPP: Final = "llamacpp"
+LLAMA_CPP: Final = "llamacpp"
 # Log-probabilities of a place that all servers return.
 _MOST_LIKELY: Final = 20
 # What becomes right by being asked again is asked so often.
@@ -110,7 +110,7 @@ class Endpoint:
         request = {"messages": list(messages), "add_generation_prompt": True, **settings}
         if tools:
             request["tools"] = list(tools)
-        if not self.is_of(_LLAMA_CPP):
+        if not self.is_of(LLAMA_CPP):
             return self.ask("/tokenize", request, _tokens)
         # It tokenises what its template writes, and adds BOS where the vocabulary says so.
         text = self.ask("/apply-template", request, lambda reply: str(reply["prompt"]))
@@ -121,7 +121,7 @@ class Endpoint:
         """Return the ids that the server makes of a text, without special tokens around it."""
         # The names of vLLM, and those of llama.cpp.
         request = {"prompt": text, "add_special_tokens": False}
-        if self.is_of(_LLAMA_CPP):
+        if self.is_of(LLAMA_CPP):
             request = {"content": text, "add_special": False, "parse_special": True}
         return self.ask("/tokenize", request, _tokens)
 
