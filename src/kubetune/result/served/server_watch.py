@@ -22,14 +22,8 @@ from kubetune.supervisor.observers import hooks, prometheus
 
 # Name -> kind and meaning; in Prometheus the name begins with `kubetune_`.
 METRICS: Final = {
-    "served_is_model": (
-        "gauge",
-        "1 if the last check proved that the server is the model, else 0.",
-    ),
-    "served_effect_ratio": (
-        "gauge",
-        "How many times the effect of training the server has: 1 is right.",
-    ),
+    "served_is_model": ("gauge", "1 if the last check proved that it is the model, else 0."),
+    "served_effect_ratio": ("gauge", "Times the effect of training that it has: 1 is right."),
 }
 Event = dict[str, Any]
 
