@@ -63,9 +63,9 @@ def _own_charts(runs: Runs) -> list[Chart]:
             continue
         before, after = shown.texts
         lines = [replace(line, colour=index, run=index) for line in chart.lines]
-        value = f"{before} → {after}" if before else after
-        # No line breaks before a sign.
-        title = f"{name}: {shown.label} {value}".replace(" %", "\u00a0%")
+        # No line breaks within a value.
+        value = (f"{before} → {after}" if before else after).replace(" ", "\u00a0")
+        title = f"{name}: {shown.label} {value}"
         charts.append(
             replace(
                 chart, title=title, about=sureness(run, shown), lines=lines, name=f"own-{index}"
