@@ -138,6 +138,8 @@ def take_pages(page: Page, address: str, folder: Path) -> None:
     wait(page, "document.querySelector('[data-list=data] .preview table')")
     page.keyboard.press("Enter")
     wait(page, "document.querySelector('#summary.good')")
+    # What a field means is shown while one is in it.
+    page.evaluate("document.activeElement.blur()")
     page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
     take(page, folder, Picture("ui-new"))
 
