@@ -62,6 +62,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "plan task=sequence_classification --model MODEL --data labelled.csv --columns text=review",
             "has the keys `verdict`, `review`; if `verdict` is the label, say so: `--columns text=review label=verdict`",
         ),
+        (
+            "plan task=sequence_classification --model MODEL --data labelled.csv",
+            "if `review` is the text and `verdict` the label, say so: `--columns text=review label=verdict`",
+        ),
         ("delete ./adapter", "rm -r adapter removes it"),
         (
             "ui adapter --port 99999",

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from kubetune.data.column_names import names_metadata
+from kubetune.data.columns import in_words, is_prose
 from kubetune.data.reading.examples import Label, Labelled
 from kubetune.data.reading.fields import Fields, first_of, keys, parsed, required, show, text_of
 
@@ -41,19 +43,41 @@ def read_labelled(value: Fields) -> Labelled:
 
 def _other_label(value: Fields) -> str:
     """Return what one may paste where a record has its label under another name, by what its columns hold."""
+    key = _class_in(value, value.columns.values())
+    return _advice({**value.columns, "label": key}, f"`{key}` is the label") if key else ""
+
+
+def _other_text(value: Value) -> str:
+    """Return what one may paste where a record has its text under another name: the only column that holds several words."""
+    texts = [key for key, item in value.items() if isinstance(item, str) and is_prose(item)]
+    if len(texts) != 1:
+        return ""
+    columns = {**getattr(value, "columns", {}), "text": texts[0]}
+    meaning = f"`{texts[0]}` is the text"
+    if "label" not in value and "labels" not in value:
+        key = _class_in(value, texts)
+        if not key:
+            return ""
+        columns["label"] = key
+        meaning += f" and `{key}` the label"
+    return _advice(columns, meaning)
+
+
+def _class_in(value: Value, taken: Collection[str]) -> str:
+    """Return the first column that holds a short text or a whole number, and is not taken; empty without one."""
     for key, item in value.items():
         is_class = isinstance(item, (bool, int)) or (
             isinstance(item, str) and 0 < len(item) <= _LONGEST_CLASS
         )
-        if is_class and key not in _TEXTS:
-            columns = {**value.columns, "label": key}
-            typed = " ".join(f"{name}={column}" for name, column in columns.items())
-            written = ", ".join(f"{name}: {column}" for name, column in columns.items())
-            return (
-                f"; if `{key}` is the label, say so: `--columns {typed}`, or `columns: {{{written}}}` below the path in a "
-                "run file"
-            )
+        if is_class and key not in _TEXTS and key not in taken and not names_metadata(key):
+            return key
     return ""
+
+
+def _advice(columns: Mapping[str, str], meaning: str) -> str:
+    """Return how one says what columns are, on the command line and in a run file."""
+    written = ", ".join(f"{name}: {column}" for name, column in columns.items())
+    return f"; if {meaning}, say so: `{in_words(columns)}`, or `columns: {{{written}}}` below the path in a run file"
 
 
 def label_key(value: Value, *, is_pair: bool) -> str:
@@ -79,7 +103,7 @@ def texts_of(value: Value) -> tuple[str, str | None]:
     key = first_of(("sentence", "text"), value)
     if key is None:
         raise ValueError(
-            f"{keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`"
+            f"{keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`{_other_text(value)}"
         )
     return text_of(value[key], key), None
 
