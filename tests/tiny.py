@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -64,16 +65,28 @@ def train_tokenizer(
     return folder
 
 
-def pretend_weights(folder: Path) -> Path:
-    """Write a config.json and a file of weights, of which nothing but the header is ever read. Returns the folder."""
+# The modules of a layer of Llama.
+_LLAMA = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    *("input_layernorm", "post_attention_layernorm"),
+)
+
+
+def pretend_weights(
+    folder: Path, stack: str = "model.layers", layer: Sequence[str] = _LLAMA
+) -> Path:
+    """Write a config.json and a file of weights, of which nothing but the header is ever read. Returns the folder.
+
+    The weights are those that config.json asks for, if that says it all, else one `layer` of a `stack`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "config.json").exists():
         facts = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1000}
         (folder / "config.json").write_text(json.dumps(facts))
-    # What config.json asks for, if that says it all.
     shapes = shapes_of(json.loads((folder / "config.json").read_text()))
     if not shapes:
-        shapes = {f"model.layers.0.self_attn.{name}_proj.weight": (8, 8) for name in "qkvo"}
+        shapes = {f"{stack}.0.{name}.weight": (8,) * (1 + ("norm" not in name)) for name in layer}
     header = {}
     end = 0
     for name, shape in shapes.items():

@@ -308,3 +308,19 @@ def test_a_model_without_some_of_its_layers_is_not_loaded(
         loading.load_pretrained(
             AutoModelForCausalLM, ModelSpec(ModelConfig(path=str(folder))), torch.device("cpu")
         )
+
+
+def test_a_model_whose_layers_lack_weights_is_not_loaded(tmp_path: Path, base_folder: Path) -> None:
+    """They would be drawn at random."""
+    folder = tmp_path / "model"
+    shutil.copytree(base_folder, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    lost = next(name for name in tensors if "layers.1." in name and "norm" in name)
+    del tensors[lost]
+    save_file(tensors, file, {"format": "pt"})
+    message = rf"its weights lack 1 weight of its layers that config.json asks for: {lost}"
+    with pytest.raises(errors.ModelError, match=message):
+        loading.load_pretrained(
+            AutoModelForCausalLM, ModelSpec(ModelConfig(path=str(folder))), torch.device("cpu")
+        )

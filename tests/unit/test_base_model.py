@@ -400,6 +400,7 @@ def test_a_table_of_positions_that_ends_is_told_before_training(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     describe_model(folder, model_type="gpt2", n_positions=32)
+    pretend_weights(folder / "model", "h", ("ln_1", "attn.c_attn", "ln_2", "mlp.c_fc"))
     message = "the model has 32 positions, the longest row "
     assert cli.main(["plan", "run.yaml"]) == errors.USER
     assert message in capsys.readouterr().err

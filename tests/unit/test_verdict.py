@@ -37,7 +37,7 @@ from kubetune.library.plans import plan_here
 from kubetune.library.verdict.run_problems import problems_of
 from kubetune.ui.form import new_run
 from kubetune.ui.site import Site
-from tests.tiny import train_tokenizer
+from tests.tiny import pretend_weights, train_tokenizer
 
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
 GOES_ON = re.compile(r"^ready to train|^Next: |\bsteps · ", re.MULTILINE)
@@ -137,14 +137,11 @@ def lose_shard(folder: Path) -> None:
 
 def add_experts(folder: Path) -> None:
     """Make a mixture of the demo's model, by the names of its weights."""
-    experts = torch.zeros(2, 4, 4)
-    tensors = {
-        f"model.layers.0.mlp.experts.{name}": experts for name in ("down_proj", "gate_up_proj")
-    }
-    save_file(
-        {name: tensor.clone() for name, tensor in tensors.items()},
-        copy_model(folder) / "model-experts.safetensors",
-    )
+    file = copy_model(folder) / "model.safetensors"
+    tensors = load_file(file)
+    for name in ("down_proj", "gate_up_proj"):
+        tensors[f"model.layers.0.mlp.experts.{name}"] = torch.zeros(2, 4, 4)
+    save_file(tensors, file, {"format": "pt"})
 
 
 def put_pointer(folder: Path) -> None:
@@ -170,7 +167,17 @@ def encoder(folder: Path) -> None:
 
 
 def few_positions(folder: Path) -> None:
-    copy_model(folder, model_type="gpt2", n_positions=8)
+    model = copy_model(folder, model_type="gpt2", n_positions=8)
+    (model / "model.safetensors").unlink()
+    # Sizes by the names that Llama has would be those of another model.
+    facts = json.loads((model / "config.json").read_text())
+    del facts["intermediate_size"], facts["num_hidden_layers"]
+    (model / "config.json").write_text(json.dumps(facts))
+    pretend_weights(model, "h", ("ln_1", "attn.c_attn", "ln_2", "mlp.c_fc"))
+
+
+def put_family(folder: Path, family: str) -> None:
+    copy_model(folder, model_type=family)
 
 
 def few_embeddings(folder: Path) -> None:
@@ -436,6 +443,10 @@ CASES = {
     # Models of rewards.
     "a teacher without weights": Case(
         r"rewards\[0\]\.teacher: model .*model: has no \*.safetensors file", TAUGHT, make=without("model.safetensors"),
+    ),
+    "weights of another family": Case(
+        "its weights are of another kind of model than its config.json, which says qwen3: no layer has self_attn.q_norm",
+        OF_MODEL, make=lambda folder: put_family(folder, "qwen3"),
     ),
     "no such teacher": Case(
         r"rewards\[0\]\.teacher: model \./model: there is no such folder; did you mean \./modle", TAUGHT,

@@ -354,19 +354,24 @@ def _require_shapes(
 
 
 def _require_layers(model: ModelConfig, loaded: nn.Module, missing: Iterable[str]) -> None:
-    """Raise ModelError if the checkpoint has nothing of a layer: drawn at random, it would make any answer noise."""
-    lacking = {model_shapes.layer_of(name) for name in missing} - {""}
+    """Raise ModelError if the checkpoint lacks weights of a layer: drawn at random, they would make any answer noise."""
+    lacking = sorted(name for name in missing if model_shapes.layer_of(name))
     if not lacking:
         return
-    new = set(missing)
-    lacking -= {
+    new = set(lacking)
+    layers = {model_shapes.layer_of(name) for name in lacking}
+    layers -= {
         model_shapes.layer_of(name) for name, _ in loaded.named_parameters() if name not in new
     }
-    if lacking:
-        raise errors.ModelError(
-            f"model {model.path}: its weights lack {counted(len(lacking), 'layer')} that config.json asks for: "
-            f"{', '.join(sorted(lacking)[:5])}. Fetch both from the same place again, or fix config.json"
-        )
+    what = f"{counted(len(lacking), 'weight')} of its layers"
+    shown = lacking
+    if layers:
+        what = counted(len(layers), "layer")
+        shown = sorted(layers)
+    raise errors.ModelError(
+        f"model {model.path}: its weights lack {what} that config.json asks for: {', '.join(shown[:5])}. Fetch both from "
+        "the same place again, or fix config.json"
+    )
 
 
 def _log_new_weights(differences: Mapping[str, Any], *, is_expected: bool) -> set[str]:

@@ -129,7 +129,9 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
     try:
         config = json.loads(read_inside(folder / "config.json"))
         shapes: dict[str, tuple[int, ...]] = {}
-        files = sorted(folder.glob("*.safetensors"))
+        # Beside them may lie the same weights by other names, or an adapter.
+        files = [folder / name for name in files_of(folder) if name != INDEX]
+        files = [file for file in files if file.is_file()]
         for file in files:
             shapes |= _header(file)
         if _is_whole(folder, shapes):
@@ -143,6 +145,7 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
         # Some files are missing, as in a cache with only config.json.
         derived = shapes_of(Weights({}, config, stated=False).text_config)
     except (
+        ModelError,
         OSError,
         ValueError,
         LookupError,
