@@ -180,6 +180,10 @@ def put_family(folder: Path, family: str) -> None:
     copy_model(folder, model_type=family)
 
 
+def put_quantised(folder: Path, method: str, **settings: Any) -> None:
+    copy_model(folder, quantization_config={"quant_method": method, **settings})
+
+
 def few_embeddings(folder: Path) -> None:
     file = copy_model(folder, vocab_size=40) / "model.safetensors"
     weights = load_file(file)
@@ -447,6 +451,22 @@ CASES = {
     "weights of another family": Case(
         "its weights are of another kind of model than its config.json, which says qwen3: no layer has self_attn.q_norm",
         OF_MODEL, make=lambda folder: put_family(folder, "qwen3"),
+    ),
+    "a base whose libraries are not here": Case(
+        "its weights are quantised by gptq, and optimum and gptqmodel cannot be found", OF_MODEL,
+        make=lambda folder: put_quantised(folder, "gptq"), lacks=("optimum", "gptqmodel"),
+    ),
+    "a base that takes an extra": Case(
+        r"its weights are quantised by bitsandbytes, which needs kubetune\[quantization\]", OF_MODEL,
+        make=lambda folder: put_quantised(folder, "bitsandbytes", load_in_4bit=True), lacks=("bitsandbytes",),
+    ),
+    "a base that takes a GPU": Case(
+        "its weights are quantised by nvfp4, which loads on a GPU alone", OF_MODEL,
+        make=lambda folder: put_quantised(folder, "nvfp4"),
+    ),
+    "a base that is called quantised": Case(
+        r"its weights are quantised by bitsandbytes, but none of them is \(no tensor has \.quant_state\.", OF_MODEL,
+        make=lambda folder: put_quantised(folder, "bitsandbytes", load_in_4bit=True),
     ),
     "no such teacher": Case(
         r"rewards\[0\]\.teacher: model \./model: there is no such folder; did you mean \./modle", TAUGHT,

@@ -24,6 +24,7 @@ from kubetune.library.verdict.places import (
     require_report_place,
     require_run_folder,
 )
+from kubetune.library.verdict.quantised import require_loadable
 from kubetune.library.verdict.trained_parts import (
     require_experts,
     require_known_to_servers,
@@ -112,9 +113,14 @@ def sentences(problems: Iterable[KubetuneError | str]) -> list[str]:
 
 
 def _require_plan(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for what the plan alone tells: batches that cannot be, no compiler, or a folder of another run."""
+    """Raise ConfigError for what the plan alone tells: batches that cannot be, no compiler, or a folder of another run.
+
+    ModelError: a base that is quantised in a form which this machine cannot load.
+    """
     plan = make_plan(config, gpus=visible_gpus(environ))
     require_compiler(config.training.compile, plan.device)
+    gpus = plan.processes_per_node if plan.device == "cuda" else 0
+    require_loadable(config.model.path, environ, gpus=gpus)
     # Of several nodes each has to know which it is.
     find_place(plan.nodes, plan.processes_per_node, environ)
     require_run_folder(config, plan)
