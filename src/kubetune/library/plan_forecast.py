@@ -20,7 +20,6 @@ from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.library.verdict.run_problems import problems_of, require_none, sentences
-from kubetune.library.verdict.servers import warnings_of
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
 from kubetune.plan.devices import device_bytes, gpu_here
 from kubetune.plan.forecast import Forecast
@@ -148,8 +147,17 @@ def _forecast(
         changes=changes_that_fit(config, plan, costs, totals.longest),
         findings=findings,
         problems=problems,
-        warnings=warnings_of(config),
+        warnings=_warnings(config),
     )
+
+
+def _warnings(config: Config) -> list[str]:
+    """Return what may keep a run from training: servers that it is to ask."""
+    if config.task not in ("grpo", "distill"):
+        return []
+    from kubetune.library.verdict.servers import warnings_of
+
+    return warnings_of(config)
 
 
 def plan_of(data: DataSize, config: Config, gpus: int = 0) -> Plan:

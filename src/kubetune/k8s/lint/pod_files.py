@@ -24,7 +24,6 @@ from kubetune.k8s.run_names import (
     OUTPUTS,
     on_volume,
 )
-from kubetune.rundir.mirror.credentials import named_by, origins_of
 
 TAKEN = (
     *(OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, DOCKER_FOLDER, MOUNTED),
@@ -84,6 +83,9 @@ def check_mirror(spec: RunSpec) -> Iterator[Mistake]:
     # A ServiceAccount may have a role, and patches may bring one.
     if mirror is None or k.patches or k.service_account is not None:
         return
+    # Most runs have no copy.
+    from kubetune.rundir.mirror.credentials import named_by, origins_of
+
     origins = origins_of(mirror)
     if named_by(origins, [*k.secrets, *k.env]):
         return

@@ -11,8 +11,6 @@ from typing import Any
 from kubetune.base.humanize import counted
 from kubetune.data.reading.hub import offline
 from kubetune.errors import ModelError
-from kubetune.library.verdict.family import require_family
-from kubetune.library.verdict.quantised import require_form
 from kubetune.plan.base_model import require_plain_config, require_whole_groups
 from kubetune.plan.model_shapes import (
     Weights,
@@ -58,6 +56,10 @@ def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool
         require_whole_groups(path, heads, sizes.get("num_key_value_heads"))
     weights = read_weights(path, environ)
     if weights is not None and weights.stated:
+        # Most plans are made where the weights are not.
+        from kubetune.library.verdict.family import require_family
+        from kubetune.library.verdict.quantised import require_form
+
         require_form(path, weights)
         require_family(path, weights)
         _require_sizes(path, weights)

@@ -24,7 +24,6 @@ from kubetune.library.verdict.places import (
     require_report_place,
     require_run_folder,
 )
-from kubetune.library.verdict.quantised import require_loadable
 from kubetune.library.verdict.trained_parts import (
     require_experts,
     require_known_to_servers,
@@ -119,6 +118,8 @@ def _require_plan(config: Config, environ: Mapping[str, str]) -> None:
     """
     plan = make_plan(config, gpus=visible_gpus(environ))
     require_compiler(config.training.compile, plan.device)
+    from kubetune.library.verdict.quantised import require_loadable
+
     gpus = plan.processes_per_node if plan.device == "cuda" else 0
     require_loadable(config.model.path, environ, gpus=gpus)
     # Of several nodes each has to know which it is.
