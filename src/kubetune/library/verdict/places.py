@@ -10,7 +10,6 @@ from kubetune.base.files import user_cache
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.plan.plan import Plan
-from kubetune.supervisor.run_folder import check_run_dir
 
 
 def require_output(output: str) -> None:
@@ -31,6 +30,9 @@ def require_run_folder(config: Config, plan: Plan) -> None:
     # What a mirror holds is only known when the start has fetched it.
     if config.output is None or config.mirror is not None:
         return
+    # Most plans are of runs without a folder.
+    from kubetune.supervisor.run_folder import check_run_dir
+
     check_run_dir(config, Path(config.output).expanduser(), plan)
 
 
