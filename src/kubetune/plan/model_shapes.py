@@ -314,9 +314,7 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         intermediate = config["intermediate_size"]
     except KeyError:
         return {}
-    experts = 0
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        experts = experts or config.get(key) or 0
+    experts = _number_of_experts(config)
     if experts and config.get("model_type") not in _MIXTURES:
         return {}
     width = config.get("moe_intermediate_size") or intermediate
@@ -339,11 +337,7 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{at}.post_attention_layernorm.weight": (hidden,),
         }
         if experts and _is_mixture(config, layer):
-            shapes |= {
-                f"{at}.mlp.gate.weight": (experts, hidden),
-                f"{at}.mlp.experts.gate_up_proj": (experts, 2 * width, hidden),
-                f"{at}.mlp.experts.down_proj": (experts, hidden, width),
-            }
+            shapes |= _mixture_shapes(f"{at}.mlp", hidden, width, experts)
         else:
             shapes |= {
                 f"{at}.mlp.gate_proj.weight": (intermediate, hidden),
@@ -360,3 +354,20 @@ def _is_mixture(config: Mapping[str, Any], layer: int) -> bool:
     """True if a layer of a mixture has experts: Qwen names layers without, or the number of layers from one to the next."""
     step = config.get("decoder_sparse_step") or 1
     return layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
+
+
+def _number_of_experts(config: Mapping[str, Any]) -> Any:
+    """Return how many experts a layer of a mixture has, 0 for other decoders."""
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if config.get(key):
+            return config[key]
+    return 0
+
+
+def _mixture_shapes(at: str, hidden: int, width: int, experts: int) -> dict[str, tuple[int, ...]]:
+    """Return the weights of a layer's router and experts, which transformers stacks. `width`: of one expert."""
+    return {
+        f"{at}.gate.weight": (experts, hidden),
+        f"{at}.experts.gate_up_proj": (experts, 2 * width, hidden),
+        f"{at}.experts.down_proj": (experts, hidden, width),
+    }
