@@ -247,6 +247,40 @@ def test_more_gpus_than_a_run_can_have_are_refused_by_their_key(
     assert error.count("compute.gpus_per_node: Input should be less than or equal to 64") == 1
 
 
+@pytest.mark.parametrize(
+    ("codes", "change", "why"),
+    [
+        ({"quant_method": "fp8"}, "quantization=4bit", "are quantised already (fp8)"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "lora=null",
+            "cannot learn; add a `lora` section",
+        ),
+    ],
+)
+def test_codes_of_a_file_are_not_quantised_again_and_do_not_learn(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    codes: dict[str, object],
+    change: str,
+    why: str,
+) -> None:
+    file = a_run_file(tmp_path, RUN_FILE)
+    facts = {"model_type": "qwen3", "vocab_size": 9, **QWEN3_8B, "quantization_config": codes}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(facts))
+    train_tokenizer(tmp_path / "m")
+    assert cli.main(["plan", str(file), change]) == 2
+    assert why in capsys.readouterr().err
+
+    # As the run file has it, it is proposed, and what cannot be is named.
+    assert cli.main(["plan", str(file), "--propose", "--gpus", "2x80GB", "--json"]) == 0
+    proposed = json.loads(capsys.readouterr().out)
+    key, _, value = change.partition("=")
+    assert {way["changes"].get(key) for way in proposed["ways"]}.isdisjoint({value})
+    if key == "quantization":
+        assert any(why in each["why"] for each in proposed["refused"])
+
+
 def test_without_gpus_somebody_has_to_name_them() -> None:
     config = load_config(
         None, overrides=["model=org/m", "data.train=a/b", "compute.gpus_per_node=0"]

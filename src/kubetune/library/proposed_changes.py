@@ -20,6 +20,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, ModelError
 from kubetune.library.plan_forecast import plan_of, totals_of
 from kubetune.library.plans import measure_data
+from kubetune.plan.base_model import require_fitting_codes
 from kubetune.plan.costs import Costs, DeviceFacts, costs_of
 from kubetune.plan.devices import gpu_here
 from kubetune.plan.model_shapes import read_weights
@@ -137,6 +138,7 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
     data = measure_data(config, environ)
 
     def planned_costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
+        require_fitting_codes(changed.quantization, changed.lora, changed.model.path, weights)
         totals = totals_of(data, changed, plan)
         device = DeviceFacts(gpu_here(plan.device), gpu_bytes)
         return costs_of(changed, plan, totals, device, environ, weights)

@@ -195,6 +195,26 @@ def _implementations(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
+def require_fitting_codes(
+    quantization: str, lora: LoraConfig | None, model_path: str, weights: Weights
+) -> None:
+    """Raise ConfigError for files that were quantised before, if they are to be quantised otherwise or to learn."""
+    codes = weights.config.get("quantization_config")
+    if not isinstance(codes, dict):
+        return
+    method = codes.get("quant_method")
+    if weights.quantization is not None and lora is None:
+        raise ConfigError(
+            f"model {model_path}: its files are codes of {method}, which cannot learn; add a `lora` section, or take the "
+            "model that was not quantised"
+        )
+    if weights.quantization is None and quantization not in ("none", "auto"):
+        raise ConfigError(
+            f"quantization: found {quantization}, but the files of model {model_path} are quantised already ({method}); "
+            "leave it out, or take the model that was not quantised"
+        )
+
+
 def require_whole_groups(model_path: str, heads: object, shared: object) -> None:
     """Raise ConfigError unless each head of keys and values is shared by as many heads of queries as the others.
 

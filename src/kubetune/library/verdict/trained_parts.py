@@ -8,7 +8,12 @@ from kubetune.config.schema import Config, LoraConfig, TrainingConfig
 from kubetune.config.schema.model import ModelConfig, VisionConfig
 from kubetune.errors import ConfigError
 from kubetune.library.verdict.built_targets import require_targets_elsewhere
-from kubetune.plan.base_model import UNKNOWN_TO_SERVERS, may_lack_targets, require_targets
+from kubetune.plan.base_model import (
+    UNKNOWN_TO_SERVERS,
+    may_lack_targets,
+    require_fitting_codes,
+    require_targets,
+)
 from kubetune.plan.linears import Trainable, adapted_stacks, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
 
@@ -69,10 +74,12 @@ def require_known_to_servers(config: Config, environ: Mapping[str, str]) -> None
 
 
 def require_training(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for targets that the model lacks, or if not one parameter of it would be trained."""
+    """Raise ConfigError for targets that the model lacks, codes that cannot learn, or if nothing would be trained."""
     _require_targets(config.lora, config.model, environ)
     weights = read_weights(config.model.path, environ)
     lora = config.lora
+    if weights is not None:
+        require_fitting_codes(config.quantization, lora, config.model.path, weights)
     # Regular expressions are for whole names, which files and models write differently.
     is_open = lora is not None and (
         lora.target_parameters
