@@ -512,6 +512,13 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
         go_on(62)
         page.locator(".facts-line", has_text="62").wait_for()
         assert page.locator(".hero canvas").count() == 1
+        # What a comparison says is taken anew too.
+        write_run(tmp_path / "other", 60)
+        browser.show(page, f"{address}/compare?dir=live&dir=other")
+        page.locator("#said").get_by_text("are equally good").wait_for()
+        with (run_dir / metrics.METRICS).open("a") as lines:
+            lines.write('{"step": 63, "epoch": 1.0, "eval_loss": 1e-5}\n')
+        page.locator("#said").get_by_text("live has the lowest loss, 1e-05").wait_for()
     assert not errors
 
 
