@@ -46,7 +46,9 @@ def refusal(tmp_path: Path, extra: str, *words: str) -> str:
     blocked.mkdir(exist_ok=True)
     offline = (ROOT / "tests" / "offline" / "sitecustomize.py").read_text()
     (blocked / "sitecustomize.py").write_text(offline + WITHOUT)
-    environ = {**os.environ, "PYTHONPATH": str(blocked), "WITHOUT": " ".join(modules)}
+    # Of this checkout, wherever the environment has another one installed.
+    path = os.pathsep.join([str(blocked), str(ROOT / "src")])
+    environ = {**os.environ, "PYTHONPATH": path, "WITHOUT": " ".join(modules)}
     done = subprocess.run(
         [sys.executable, "-m", "kubetune", *words],
         cwd=tmp_path,

@@ -8,7 +8,7 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig, TrackingConfig
 from kubetune.data.reading.hub import hub_token
 from kubetune.errors import ConfigError
-from kubetune.extras import require
+from kubetune.extras import is_installed, require
 
 
 def needs_bitsandbytes(quantization: str, optim: str) -> str:
@@ -46,7 +46,12 @@ def require_store(address: str | None, environ: Mapping[str, str]) -> None:
     """Raise ConfigError for a copy of the run in a store for which this machine has no credentials."""
     if address is None:
         return
-    from kubetune.rundir.mirror import credentials
+    from kubetune.rundir.mirror import credentials, stored_run
+
+    # Its library would look for them. If that is missing, `require_extras` says so.
+    library = stored_run.LIBRARIES.get(address.partition("://")[0])
+    if library is None or not is_installed(library):
+        return
 
     credentials.require_credentials(address, environ)
 
