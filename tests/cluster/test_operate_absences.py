@@ -21,6 +21,7 @@ echo last $n
 """
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 TRAINERS = "app.kubernetes.io/component=trainer"
+REFUSED = "dial tcp 10.88.7.1:10250: connect: connection refused"
 NO_KIND = "the server could not find the requested resource"
 LOG, MADE = "get pods/log", "patch pods"
 
@@ -223,6 +224,21 @@ def test_a_watch_that_is_ahead_of_the_server_goes_on(desk: Desk) -> None:
     follower.read(5)
     end(desk)
     follower.end()
+
+
+@pytest.mark.parametrize(
+    ("argv", "asked"), [("logs fit", LOG), ("exec fit -- echo text", "get pods/exec")]
+)
+def test_a_kubelet_that_starts_anew_costs_seconds(desk: Desk, argv: str, asked: str) -> None:
+    """No other pod can answer these, so they wait for it: it refuses connections until it listens."""
+    desk.submit_script("echo text; sleep 60", compute__nodes=1)
+    (pod,) = desk.cluster.wait_ready("fit")
+    desk.cluster.wait_log(name_of(pod), "text")
+    verb, *rest = argv.split()
+    desk.cluster.trouble(asked, code=500, message=REFUSED, times=2)
+    done = desk.kubetune(verb, "-n", desk.cluster.namespace, *rest)
+    assert desk.cluster.asked().count(asked) > 2
+    assert "text" in done.stdout
 
 
 @pytest.mark.parametrize("verb", ["status", slow("logs"), slow("stop")])

@@ -97,7 +97,13 @@ def _run_in(
 
     try:
         return cluster.exec(
-            target.pod, target.container, command, stdin=stdin, stdout=out, stderr=err
+            target.pod,
+            target.container,
+            command,
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            waits_for_node=True,
         )
     except NoProgram as error:
         say(str(error))

@@ -60,14 +60,16 @@ class Cluster(NamespaceObjects):
         tail: int | None = None,
         follow: bool = False,
         previous: bool = False,
+        waits_for_node: bool = False,
         on_open: Callable[[], None] = lambda: None,
     ) -> Iterator[str]:
         """Yield the log of a container, each line after its time.
 
         A last line without a newline may be cut off: where a kubelet stops, the API server ends its answer within a
         line, as if that were all. `since` is a time of whole seconds, `tail` a number of lines, and `previous` asks for
-        the container's last start. `on_open` is called once the server begins to answer. Of a very long line the first
-        part is yielded, and the user told. Raise Unreachable when the connection breaks off, or the node is away.
+        the container's last start. `waits_for_node`: ask for some seconds while the node cannot be asked. `on_open` is
+        called once the server begins to answer. Of a very long line the first part is yielded, and the user told. Raise
+        Unreachable when the connection breaks off, or the node is away.
         """
         params = {"container": container, "timestamps": "true"}
         if since is not None:
@@ -86,7 +88,8 @@ class Cluster(NamespaceObjects):
             )
 
         question = self._question("get", "Pod", pod, "log")
-        with self._connection.stream(question, params) as response:
+        stream = self._connection.stream(question, params, waits_for_node=waits_for_node)
+        with stream as response:
             on_open()
             chunks = cut_lines(response.iter_bytes(), _MOST_BYTES_OF_A_LOG_LINE, tell_of_cut)
             for line in lines_of(chunks):
@@ -107,9 +110,11 @@ class Cluster(NamespaceObjects):
         stdout: Sink | None = None,
         stderr: Sink | None = None,
         seconds: float | None = None,
+        waits_for_node: bool = False,
     ) -> int:
         """Run a command in a running container and return its exit code. It needs at least one stream.
 
+        `waits_for_node`: while the node cannot be asked, ask again for some seconds, since no other pod will do.
         Raise Unreachable when the connection breaks off, or `seconds` are over, NoProgram where the container lacks
         the command, and Refused when we may not, or the node is down.
         """
@@ -130,7 +135,9 @@ class Cluster(NamespaceObjects):
                     try:
                         return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
                     except WebSocketUpgradeError as error:
-                        declined = self._connection.declined(question, error.response)
+                        declined = self._connection.declined(
+                            question, error.response, waits_for_node=waits_for_node
+                        )
                 # The command has not run yet, so it can be asked for again.
                 tries.wait_or_raise(declined)
         # lightkube's error of the final Status, such as of a program that does not exist.

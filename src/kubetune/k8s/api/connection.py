@@ -32,7 +32,7 @@ from kubetune.k8s.api.api_errors import (
     refusal,
 )
 from kubetune.k8s.api.credentials import Login
-from kubetune.k8s.api.passing import PATIENCE_SECONDS
+from kubetune.k8s.api.passing import PATIENCE_SECONDS, passing_refusal
 from kubetune.k8s.api.startup_doubt import SENT, StartupDoubt
 
 _FIRST_PAUSE_SECONDS = 0.1
@@ -204,7 +204,9 @@ class Connection:
         self.tell_once(f"{self.address} {problem}; trying for {seconds:.0f} s")
 
     @contextmanager
-    def stream(self, question: ApiCall, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    def stream(
+        self, question: ApiCall, params: Mapping[str, str], *, waits_for_node: bool = False
+    ) -> Iterator[httpx2.Response]:
         """Open an answer that goes on, such as a log. Raise Unreachable when it breaks off.
 
         A log that is refused for the moment is asked for again. A watch is not: who watches can list meanwhile.
@@ -228,7 +230,7 @@ class Connection:
                 if response.status_code < 400:
                     yield response
                     return
-                error = self.declined(question, response)
+                error = self.declined(question, response, waits_for_node=waits_for_node)
             if question.verb == "watch":
                 raise error
             tries.wait_or_raise(error)
@@ -253,10 +255,21 @@ class Connection:
         except LightkubeError as error:
             raise EnvironmentFault(str(error)) from None
 
-    def declined(self, question: ApiCall, response: httpx2.Response) -> ApiError:
-        """Return the error for a refused stream or command: Refused, or Unreachable where another try may do."""
+    def declined(
+        self, question: ApiCall, response: httpx2.Response, *, waits_for_node: bool
+    ) -> ApiError:
+        """Return the error for a refused stream or command: Refused, or Unreachable where another try may do.
+
+        `waits_for_node`: no other pod can answer, so a node that cannot be asked is asked again too.
+        """
         code = response.status_code
-        error: ApiError = refusal(question, code, status_of(response), retry_after(response))
+        status = status_of(response)
+        error: ApiError = refusal(question, code, status, retry_after(response))
+        if waits_for_node:
+            message = str(status.get("message"))
+            row = passing_refusal(code, message, question.kind, question.subresource)
+            if row is not None and row.believed == "where another pod may answer":
+                error.again_seconds = row.seconds
         if self._doubt.holds(question, response, self.http, self._say_started):
             return Unreachable(str(error))
         # A node that is away, for a moment or for good: its pods' status will show which.

@@ -94,7 +94,7 @@ PASSING = (
     PassingRefusal((502, 503, 504), "the API server is not ready", PATIENCE_SECONDS),
     # A webhook that starts, or a store that chooses a leader.
     PassingRefusal((500,), "the API server has a problem", _MOMENT_SECONDS, subresources=("",)),
-    # It may stay away: who can ask another pod does. The pod that reads a volume for all others is asked again.
+    # It may stay away: who can ask another pod does so at once, and who needs this one asks again.
     PassingRefusal(
         (500,),
         "its node cannot be asked",

@@ -525,6 +525,8 @@ class LogReader:
             since=self._position.since,
             follow=self._follow and not self._previous,
             previous=self._previous,
+            # Who follows asks again by itself.
+            waits_for_node=not self._follow,
             on_open=self._is_open.set,
         )
         for line in lines:
