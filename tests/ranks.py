@@ -52,19 +52,25 @@ def _fork(path: object, args: object, descriptors: list[int]) -> int:
     return pid
 
 
-def _serve(listener: int, alive: int) -> NoReturn:
-    """Serve until the tests have ended; nothing that pytest has put into this process counts any more."""
+def _serve(listener: int, alive: int, *key: int) -> NoReturn:
+    """Serve until the tests have ended; nothing that pytest has put into this process counts any more.
+
+    `key` is a pipe with the key of who may ask, from Python 3.14 on.
+    """
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in map(int, os.listdir("/proc/self/fd")):
-            if descriptor > 2 and descriptor not in (listener, alive, nowhere):
+            if descriptor > 2 and descriptor not in (listener, alive, *key, nowhere):
                 # Not closed: a number that is given out anew could still be written to by who had it before.
                 os.dup2(nowhere, descriptor, inheritable=False)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
         importlib.reload(warnings)  # filters, and where warnings go
         for handler in [*logging.getLogger().handlers]:
             logging.getLogger().removeHandler(handler)
-        forkserver.main(listener, alive, [])
+        options: Any = {}
+        if key:
+            options["authkey_r"] = key[0]
+        forkserver.main(listener, alive, [], **options)
     except SystemExit:
         pass
     except BaseException:
