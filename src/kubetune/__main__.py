@@ -23,6 +23,7 @@ def main() -> int:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
     open_missing_streams()
+    from kubetune.cli import drop_unwritten
     from kubetune.cli import main as run
 
     try:
@@ -30,6 +31,8 @@ def main() -> int:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        # Of `--help`, say, which a reader (`| head`) need not read to its end.
+        drop_unwritten(sys.stdout, BrokenPipeError)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -112,7 +112,17 @@ def test_streams_that_are_closed_are_no_fault() -> None:
 
 
 def test_who_cannot_be_told_of_a_mistake_is_left_the_exit_code() -> None:
-    assert kubetune("runs nowhere >/dev/full 2>/dev/full").returncode == 2
+    words = "runs nowhere >/dev/full 2>/dev/full"
+    assert kubetune(words).returncode == 2
+    # An empty value: what is printed waits for the end of the program.
+    assert kubetune(words, PYTHONUNBUFFERED="").returncode == 2
+
+
+def test_a_full_disk_behind_standard_output_is_explained() -> None:
+    done = kubetune("runs . >/dev/full", PYTHONUNBUFFERED="")
+    assert done.returncode == 3
+    assert "No space left" in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 NAMES = [

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from kubetune import __version__, errors
 from kubetune.base.humanize import nearest, visible
@@ -123,25 +123,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         _restore_signal_handlers()
     try:
         put_last_run(args)
-        return int(args.run(args))
+        code = int(args.run(args))
+        # Written while an error can still be explained.
+        sys.stdout.flush()
+        return code
     except errors.KubetuneError as error:
         return _explained(error)
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:
-        # The reader (`| head`) has what it wants; without this the interpreter complains while flushing at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (`| head`) has what it wants.
+        drop_unwritten(sys.stdout, BrokenPipeError)
         if verb not in _WORKING:
             return errors.OK
         reason = "standard output was closed, so the work was stopped"
         return _explained(errors.EnvironmentFault(reason))
     except Exception as error:
-        from kubetune.base.faults import fault_of
+        return _explained_fault(error)
 
-        fault = fault_of(error)
-        if fault is None:
-            raise
-        return _explained(fault)
+
+def drop_unwritten(stream: TextIO, *errors_of_stream: type[OSError]) -> None:
+    """Write what a stream still holds; with one of these errors let it go nowhere.
+
+    The interpreter would try again as it ends, complain, and end with 120.
+    """
+    try:
+        stream.flush()
+    except errors_of_stream:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _require_utf8(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -170,12 +179,24 @@ def _restore_signal_handlers() -> None:
             signal.signal(number, usual)
 
 
+def _explained_fault(error: Exception) -> int:
+    """Print what an error of the system means, and return its exit code. Raise any other error again."""
+    from kubetune.base.faults import fault_of
+
+    fault = fault_of(error)
+    if fault is None:
+        raise error
+    drop_unwritten(sys.stdout, OSError)
+    return _explained(fault)
+
+
 def _explained(error: errors.KubetuneError) -> int:
     """Print an error and return its exit code, which is all that is left where standard error is closed."""
     with contextlib.suppress(OSError):
         from kubetune.base.terminal import folded
 
         print(folded(visible(scrub(f"kubetune: {error}")), sys.stderr), file=sys.stderr)
+    drop_unwritten(sys.stderr, OSError)
     return error.exit_code
 
 
