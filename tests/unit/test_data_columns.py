@@ -235,6 +235,28 @@ def test_classes_are_known_by_their_shape() -> None:
     assert "verdict" not in meanings(rows[:5]), "too few rows to know"
 
 
+def test_whole_numbers_with_a_point_are_classes_too() -> None:
+    seen = Columns()
+    for number in range(60):
+        record = {"text": f"It was fine {number}.", "stars": float(number % 5 + 1)}
+        seen.note("stars", record, {}, ())
+    assert seen["stars"].meaning("stars", records=60) == "class"
+
+
+def test_numbers_beside_a_text_are_named_with_what_would_predict_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"text": f"House {n} is for sale.", "price": n / 7} for n in range(60)]
+    words = ["init", lines(rows), "--model", MODEL, "-o"]
+    assert cli.main([*words, "texts.yaml"]) == 0
+    pasted = "--task sequence_classification --columns text=text label=price"
+    assert f"`price` (numbers) is not used. `kubetune init {words[1]} {pasted}`" in (
+        capsys.readouterr().out
+    )
+    assert cli.main([*words, "numbers.yaml", *pasted.split()]) == 0
+    assert load_config(Path("numbers.yaml")).classification.problem_type == "regression"
+
+
 def test_classes_beside_an_answer_are_named_with_what_would_use_them() -> None:
     columns = Columns()
     rows = [

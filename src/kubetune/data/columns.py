@@ -31,7 +31,7 @@ _OF_MESSAGES: Final = "messages[]."
 
 # A record as its file has it.
 RecordValue = Mapping[str, Any]
-Meaning = Literal["subject", "thought", "text", "class", "group", "other"]
+Meaning = Literal["subject", "thought", "text", "class", "group", "number", "other"]
 
 # Classes of a column: at most so many, in at least so many records. More numbers are counts, ages or scores.
 MOST_CLASSES: Final = 20
@@ -382,6 +382,18 @@ def _leaves(value: Any) -> Iterator[str]:
             yield from _leaves(item)
 
 
+def _is_number(value: Any) -> bool:
+    """True for a number, also as the text that a table holds."""
+    if isinstance(value, str):
+        return re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", value, re.ASCII) is not None
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _as_integer(value: Any) -> Any:
+    """Return 4 for 4.0, as tables and data frames write counts and grades; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 @dataclass
 class ColumnFacts:
     """Counts of the values of one column."""
@@ -390,6 +402,7 @@ class ColumnFacts:
     words: int = 0
     phrases: int = 0  # records with several words in it
     repeated: int = 0  # records whose other texts hold it too
+    numbers: int = 0  # records with a number in it
     # short values as JSON has them; one more than _MOST_NAMED_CLASSES stands for too many; of lists their items
     values: set[str] = field(default_factory=set)
     is_short: bool = True
@@ -409,10 +422,11 @@ class ColumnFacts:
         words = count_words(value)
         self.words += words
         self.phrases += _is_phrase(value)
+        self.numbers += _is_number(value)
         if words and _is_held(value, texts):
             self.repeated += 1
         # Several classes of a record are a list of names; a list of numbers is scores.
-        items = value if isinstance(value, list) else [value]
+        items = value if isinstance(value, list) else [_as_integer(value)]
         kinds = str if isinstance(value, list) else (str, int)
         self.is_list = self.is_list and isinstance(value, list)
         is_short = all(
@@ -429,6 +443,7 @@ class ColumnFacts:
             self.words + other.words,
             self.phrases + other.phrases,
             self.repeated + other.repeated,
+            self.numbers + other.numbers,
             set(sorted(self.values | other.values)[: _MOST_NAMED_CLASSES + 1]),
             self.is_short and other.is_short,
             self.is_plain and other.is_plain,
@@ -462,7 +477,14 @@ class ColumnFacts:
             # A language or an origin parts the records as a class does.
             is_group = name not in PROMPTS and self._has_few_values(records, _FEWEST_NAMED)
             return "group" if is_group and not name.startswith(_OF_MESSAGES) else "other"
+        if self._may_be_predicted(records):
+            return "number"
         return "text" if is_text else "other"
+
+    def _may_be_predicted(self, records: int) -> bool:
+        """True if nearly all records have a number beside a plain text, such as a score or a price."""
+        is_beside_text = bool(self.text) and not self.answer
+        return is_beside_text and self.numbers >= max(_FEWEST_NAMED, _MOSTLY * records)
 
     def is_class(self, name: str, *, records: int, fewest: int = FEWEST_RECORDS) -> bool:
         """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
@@ -612,6 +634,8 @@ def left_out(
             is_decisive = meaning == "class" and bool(of_column["text"]) and not of_column["answer"]
             advice = _use_of_classes(name, of_column, path)
             yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_decisive)
+        elif meaning == "number":
+            yield LeftOut(name, meaning, "numbers", _use_of_numbers(name, of_column, path))
         else:
             is_decisive = meaning == "subject" or name in PROMPTS or name in ANSWERS
             what = "a text" if of_column["is_plain"] else "texts in lists or objects"
@@ -630,6 +654,15 @@ def left_out(
                 differing = of_column["records"] - of_column["repeated"]
                 what = f"a text that differs from the others in {counted(differing, 'record')}"
             yield LeftOut(name, meaning, what, advice, is_decisive)
+
+
+def _use_of_numbers(name: str, of_column: Mapping[str, Any], path: str) -> str:
+    """Return what would use numbers beside a text."""
+    words = in_words({"text": of_column["text"], "label": name})
+    return (
+        f"`kubetune init {shell_word(path)} --task sequence_classification {words}` learns to "
+        "predict them"
+    )
 
 
 def _use_of_classes(name: str, of_column: Mapping[str, Any], path: str) -> str:
