@@ -97,7 +97,7 @@ def test_what_is_said_before_a_failure_stands_elsewhere(
 ) -> None:
     """Nothing can be pushed or copied to a port where nobody listens."""
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(copier.persistently.__kwdefaults__, "wait", lambda seconds: None)
+    monkeypatch.setattr(copier, "SECONDS_IF_NEVER_REACHED", 2.0)
     monkeypatch.setattr(registry_client, "WAITS_SECONDS", (0.0,))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

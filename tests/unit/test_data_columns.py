@@ -848,7 +848,7 @@ def test_a_column_that_no_record_has_is_refused_everywhere(
     [
         ({"teacher_prompt": "{prompt} {hint[0]} {fact.real:03}"}, ["note", "other"]),
         ({}, ["fact", "hint", "note", "other"]),
-        ({"lmbda": 0}, ["fact", "hint", "note", "other", "teacher_prompt"]),
+        ({"lmbda": 0, "sft_weight": 0.1}, ["fact", "hint", "note", "other", "teacher_prompt"]),
     ],
 )
 def test_columns_that_a_teacher_is_shown_are_used(
