@@ -27,6 +27,8 @@ OFFLINE = Path(__file__).parent / "offline"
 # At import, not in a fixture: libraries read these variables when they are imported, and so do child processes.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KUBETUNE_DEFAULTS"] = ""  # none, whatever this machine has
+# No machine of a cloud, which would be asked for credentials of its own.
+os.environ["AWS_EC2_METADATA_DISABLED"] = os.environ["NO_GCE_CHECK"] = "true"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a test starts would otherwise compile kubetune anew, each process for itself.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""

@@ -143,7 +143,9 @@ def test_servers_say_what_a_teacher_in_memory_does(
     tokenizer = load_tokenizer(config_of(inputs).model)
     in_memory = learner_of(inputs, of_run)
     teacher = distill.TASK.build(
-        ModelSpec.of(config_of(inputs, model=str(inputs / "teacher"))),
+        ModelSpec.of(
+            config_of(inputs, model=str(inputs / "teacher"), distill={"teacher": "org/other"})
+        ),
         config_of(inputs).training,
         World(),
         Workload(0),

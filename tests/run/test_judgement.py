@@ -194,7 +194,8 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(
     )
     assert (run_dir / "checkpoints" / "best").resolve().name == "step-000003"
     assert cli.main(["runs", str(run_dir)]) == errors.OK
-    assert "early -46" in capsys.readouterr().out, "the metric that it is chosen by"
+    shown = capsys.readouterr().out
+    assert "early -20" in shown, "the metric that it is chosen by, of the checkpoint that it chose"
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def require_alike(ours: Path, theirs: Path) -> None:
         assert line == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
-REWARDS = ("margin", "reward chosen", "reward rejected")
+REWARDS = ("reward chosen", "reward rejected")
 FULL: dict[str, Any] = {"lora": None, "training": {"learning_rate": 1e-3}}
 
 
@@ -213,7 +213,7 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     charts = {chart.title: chart for chart in charts_of([read_run(alone)])}
     names = [line.label for line in charts["Rewards"].lines]
     assert names == [f"{kind}{name}" for name in REWARDS for kind in ("", "evaluation ")]
-    assert {"Accuracy", "Log-probabilities of answers"} <= charts.keys()
+    assert {"Accuracy", "Margin", "Log-probabilities of answers"} <= charts.keys()
     assert ("KL" in charts) is (loss == "kto")
     assert charts["Loss"].axis == ("loss an answer" if loss == "kto" else "loss a pair")
     evaluated = [line["eval_loss"] for line in metrics.read_metrics(alone) if "eval_loss" in line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from kubetune.base.files import user_cache
@@ -33,7 +34,9 @@ def require_run_folder(config: Config, plan: Plan) -> None:
     # Most plans are of runs without a folder.
     from kubetune.supervisor.run_folder import check_run_dir
 
-    check_run_dir(config, Path(config.output).expanduser(), plan)
+    # What nobody may look into is nobody's to write either, which `require_output` says.
+    with suppress(PermissionError):
+        check_run_dir(config, Path(config.output).expanduser(), plan)
 
 
 def require_report_place(report: str | None) -> None:
