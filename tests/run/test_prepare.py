@@ -118,6 +118,16 @@ def test_rows_prepared_from_another_place_are_told_by_the_path_of_this_run(
     assert paths == [[str(first)], [str(second)], [str(first)]]
 
 
+def test_rows_of_drawn_answers_are_not_those_of_given_ones(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", [{"prompt": "one two"}, {"prompt": "three"}])
+    drawn = config(model, tmp_path / "cache", str(file)).model_dump(exclude_unset=True)
+    drawn |= {"task": "distill", "distill": {"teacher": "a/big"}}
+    assert len(prepare(Config.model_validate(drawn)).train) == 2
+    given = drawn | {"distill": {"teacher": "a/big", "lmbda": 0}}
+    with pytest.raises(DataError, match=r"prompts without an answer are for .*`lmbda: 1`"):
+        prepare(Config.model_validate(given))
+
+
 def test_every_change_that_matters_changes_the_fingerprint(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [record(n) for n in range(60)])
     name = str(file)

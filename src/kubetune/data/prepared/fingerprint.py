@@ -92,8 +92,9 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
     }
 
     # Further settings decide rows of some kinds only, so others keep their fingerprint when those change.
-    if spec.task == "preference":
-        facts["records"] = spec.record_kind  # by which losses share their rows
+    # Losses share the rows of a kind, but a distillation that draws its answers needs none in the data.
+    if spec.task in ("preference", "distill"):
+        facts["records"] = spec.record_kind
     if spec.record_kind in ("pair", "graded"):
         facts["unusable_pairs"] = data.unusable_pairs
     if spec.task == "sequence_classification":

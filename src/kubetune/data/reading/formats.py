@@ -202,7 +202,9 @@ def _other_names(value: Value) -> str:
             "beside `--data`; `kubetune init FILE` proposes them"
         )
     if value.get("prompt"):
-        return "; prompts without an answer are for `task: grpo`"
+        return (
+            "; prompts without an answer are for `task: grpo`, or `task: distill` with `lmbda: 1`"
+        )
     return ""
 
 
