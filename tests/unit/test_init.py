@@ -75,6 +75,13 @@ def test_a_table_of_questions_by_other_names(capsys: pytest.CaptureFixture[str])
     assert "ready to train" in capsys.readouterr().out
 
 
+def test_headers_with_blanks_are_the_names_of_their_columns() -> None:
+    rows = [(f"{n} + 1?", f"It is {n + 1}.") for n in range(30)]
+    config, _ = written(table("data.csv", ("question ", " answer "), rows))
+    assert config.data.train[0].columns == {"prompt": "question ", "completion": " answer "}
+    assert cli.main(["data", "check", "run.yaml"]) == 0
+
+
 def test_a_prompt_with_a_solution_is_learned_unless_a_reward_is_asked_for(tmp_path: Path) -> None:
     data = tmp_path / "sums.jsonl"
     data.write_text(

@@ -5,7 +5,14 @@ from __future__ import annotations
 import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from kubetune.config.hub_names import todays_names
 from kubetune.config.schema.base import AsTuple, Section, section_of
@@ -35,7 +42,8 @@ class SourceConfig(Section):
         "question_answer",
         "labelled",
     ] = Field("auto", description="Shape of the records; `auto` looks at the first one.")
-    columns: dict[str, str] = Field(
+    # Headers of tables have blanks at their ends, as `question , answer` has.
+    columns: dict[str, Annotated[str, StringConstraints(strip_whitespace=False)]] = Field(
         default_factory=dict,
         description="Expected name: name in the file, such as `{prompt: question}`.",
     )
