@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.quantizers import quantizer_mxfp4
 
+import kubetune
 from kubetune import errors
 from kubetune.batching.batch import collate
 from kubetune.batching.feed import Feed, rows_per_epoch
@@ -69,6 +70,11 @@ def test_the_bits_are_those_of_the_whole_base(inputs: Path, tmp_path: Path) -> N
     assert toy.losses(ours) == toy.losses(theirs)
     assert toy.digests(ours) == toy.digests(theirs)
     assert "the base is cut over 2 ranks" in toy.log_of(ours)
+    merged = []
+    for run_dir in (ours, theirs):
+        exported = kubetune.export(run_dir, out=tmp_path / f"{run_dir.name}-merged", merged=True)
+        merged.append((exported.path / "model.safetensors").read_bytes())
+    assert merged[0] == merged[1]
 
     run_dir = toy.make_run(tmp_path / "stopped", make_config(inputs, "ddp"), 2)
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6"}
