@@ -50,6 +50,32 @@ CASES: dict[str, tuple[str, str, dict[str, Any], float]] = {
         },
         1e-6,
     ),
+    "trl's gkd by the length of its answers": (
+        "a.yaml",
+        f"{TRL}teacher_model_name_or_path: a/big\nmax_new_tokens: 64\n",
+        {**GKD, "max_completion_length": 64},
+        2e-5,
+    ),
+    "trl's distillation by a server": (
+        "a.yaml",
+        f"{TRL}teacher_model_server_url: http://a:8000\nbeta: 0\nloss_top_k: 20\nloss_add_tail: false\n",
+        {
+            "teacher": "http://a:8000", "beta": 0.0, "support": "teacher_k", "top_k": 20, "rest": "renormalise",
+        },
+        1e-6,
+    ),
+    "trl's distillation by a server, by its defaults": (
+        "a.yaml",
+        f"{TRL}use_teacher_server: true\nteacher_model_server_url: http://a:8000\nlmbda: 1.0\n",
+        {"teacher": "http://a:8000", "support": "teacher_k", "top_k": 1},
+        1e-6,
+    ),
+    "trl's distillation, once of some tokens": (
+        "a.yaml",
+        f"{TRL}teacher_model_name_or_path: a/big\nloss_top_k: 8\nlmbda: 0.5\n",
+        {"teacher": "a/big", "lmbda": 0.5, "support": "student_k", "top_k": 8},
+        1e-6,
+    ),
     "axolotl's kd": (
         "a.yaml",
         f"{AXOLOTL}kd_trainer: true\nkd_ce_alpha: 0.1\nkd_alpha: 0.5\nkd_beta: 0.25\nkd_normalize_topk: true\n"
@@ -141,6 +167,23 @@ def test_steps_of_sdft_count_prompts(tmp_path: Path) -> None:
     assert load_config(tmp_path / "run.yaml").training.global_batch_size == 4
     notes = {note.key: note for note in imported.notes}
     assert notes["teacher_model_kind"].kind == "approximated"
+
+
+def test_a_teacher_of_two_trainers_is_said_to_be_open(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{TRL}teacher_model_name_or_path: a/big\n")
+    notes = {note.key: note for note in import_config(tmp_path / "a.yaml").notes}
+    assert "DistillationTrainer or GKD: the file leaves it open" in notes["task"].text
+
+
+@pytest.mark.parametrize(("beta", "kind"), [(0, "carried"), (0.5, "approximated")])
+def test_tokens_of_a_server_are_exact_for_the_forward_divergence(
+    beta: float, kind: str, tmp_path: Path
+) -> None:
+    text = f"{TRL}teacher_model_server_url: http://a:8000\nloss_top_k: 1\nbeta: {beta}\n"
+    (tmp_path / "a.yaml").write_text(text)
+    notes = {note.key: note for note in import_config(tmp_path / "a.yaml").notes}
+    assert notes["loss_top_k"].kind == kind
+    assert notes["teacher_model_server_url"].kind == "approximated"
 
 
 def test_a_teacher_that_draws_is_dropped_by_name(tmp_path: Path) -> None:

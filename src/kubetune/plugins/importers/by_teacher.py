@@ -33,7 +33,7 @@ OF_KD: Final = {
 _DRAWN: Final = (
     "answers are drawn by the model's own probabilities, which are those that are compared"
 )
-_ALONE: Final = "a teacher is a model that each process holds"
+_URL_OF_TRL: Final = "teacher_model_server_url"
 
 
 def finish(draft: Draft, key: str) -> None:
@@ -50,6 +50,7 @@ def finish(draft: Draft, key: str) -> None:
             key,
             "the file names no teacher; expected teacher_model_name_or_path, teacher_model, or the address of a server",
         )
+    _choose_tokens_of_trl(draft)
     if draft.origin("distill.top_k") == "gkd_logits_topk":
         why = "ms-swift renormalises the teacher's likeliest tokens"
         draft.assume("distill.support", "teacher_k", why)
@@ -57,6 +58,43 @@ def finish(draft: Draft, key: str) -> None:
     answers = defaults.get("distill.num_generations", 1)
     if draft.ours("distill.num_generations", answers) > 1:
         count_prompts(draft, "distill.num_generations", answers)
+
+
+def _choose_tokens_of_trl(draft: Draft) -> None:
+    """Write down whose likeliest tokens TRL compares, where it does not compare all."""
+    is_served = draft.origin("distill.teacher") == _URL_OF_TRL
+    beta = draft.ours("distill.beta", 1.0)
+    if is_served:
+        draft.assume("distill.top_k", 1)
+        why = "a server answers for the teacher's likeliest tokens"
+        if beta:
+            why += ", and TRL compares the drawn one too"
+        draft.assume("distill.support", "teacher_k", why)
+    elif draft.origin("distill.top_k") == "loss_top_k":
+        whose = "student" if beta == 1 else "teacher"
+        why = f"TRL compares the likeliest tokens of the {whose} with this beta"
+        if 0 < beta < 1:
+            why = "TRL compares the likeliest tokens of both"
+        draft.assume("distill.support", f"{whose}_k", why)
+
+
+def _server_of_trl(value: Any, draft: Draft) -> Outcome:
+    """Take the server of a teacher, unless the file switches it off."""
+    if draft.get("use_teacher_server") is False:
+        return unneeded("use_teacher_server is off")
+    return near(value, "stock `vllm serve` has to answer there in place of `trl vllm-serve`")
+
+
+def _number_of_tokens(value: Any, draft: Draft) -> Outcome:
+    """Return how many tokens TRL compares. Only some of its ways compare the same ones as ours."""
+    number = int(value)
+    if number == 0:
+        return unneeded("all tokens, as here")
+    beta = draft.get("beta")
+    is_reverse = beta in (None, 1) and not draft.get(_URL_OF_TRL) and number > 1
+    if beta == 0 or is_reverse:
+        return carried(number)
+    return near(number, "TRL also compares the drawn token, or the likeliest tokens of both")
 
 
 def _addresses(value: Any, _: Draft) -> Outcome:
@@ -94,12 +132,14 @@ TABLE: Final = Table(
     },
     rows=[
         Row("gkd_logits_topk", "distill.top_k", other=numbers(int, unneeded("all tokens, as here"))),
+        Row("loss_top_k", "distill.top_k", other=_number_of_tokens),
+        Row(_URL_OF_TRL, "distill.teacher", other=_server_of_trl),
         # SDFT.
         Row("teacher_model_kind", "distill.teacher", {"base": "self"},
             near("self", "the teacher stays the model before training")),
         Row("distillation_mode", "distill.support", {"topk_logits": "student_k", "full_logits": "all"},
             near("all", "the drawn token stands for all tokens there, which are compared here")),
-        Row("distillation_add_tail", "distill.rest", {True: "tail", False: "renormalise"}),
+        Row("distillation_add_tail loss_add_tail", "distill.rest", {True: "tail", False: "renormalise"}),
         Row("max_prompt_length", "data.max_length",
             other=lambda value, _: near(value, "prompt and right answer are counted, and longer records left out")),
         # KD.
@@ -122,13 +162,14 @@ TABLE: Final = Table(
         "num_iterations": ("answers are drawn before each step", 1),
         "num_loss_tokens_to_skip": ("all tokens of an answer are compared", 0),
         "generate_from_teacher": ("the model draws the answers, and the teacher none", False),
-        "use_teacher_server": (_ALONE, False),
+        "reverse_kl_top_1_mode": "no token is compared because it was drawn; see distill.support",
         "teacher_update_rate teacher_sync_steps": "the teacher stays the model before training",
         "kd_alpha": ("it scales the whole loss, on which AdamW does not depend; kd_ce_alpha is carried in proportion", 1),
         "kd_online_server": ("a teacher on servers is one of vLLM", "vllm"),
         "kd_temperature_min": "the temperature stays the same",
     },
     unneeded={
+        "use_teacher_server": f"{_URL_OF_TRL} is what counts",
         "distillation_is_clip": "answers are drawn before each step, by the weights that learn from them",
         "num_generations_eval": "evaluations draw what evaluation.generate says",
         "teacher_deepspeed offload_teacher_model": "each process holds the teacher whole",

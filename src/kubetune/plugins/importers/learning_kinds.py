@@ -34,7 +34,13 @@ _NAMING: Final[dict[str, tuple[Any, ...]]] = {
     "task_type": ("causal_lm", "seq_cls"),
 }
 _COMMANDS: Final = ("sft", "pt", "train", "rlhf", *_TASKS)
-_OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
+# Keys that more than one trainer of a tool reads.
+_OF_SEVERAL_TRAINERS: Final = {
+    "beta": "DPO, CPO or ORPO",
+    "max_prompt_length": "DPO, CPO or ORPO",
+    "precompute_ref_log_probs": "DPO, CPO or ORPO",
+    "teacher_model_name_or_path": "DistillationTrainer or GKD",
+}
 # By task: what fills in the rest. `key` names the kind of learning.
 _FINISH: Final[Mapping[str, Callable[[Draft, str], None]]] = {
     "preference": preference_tuning.finish,
@@ -75,7 +81,7 @@ def learn(draft: Draft) -> tuple[Table, ...]:
     else:
         why = f"seen from `{key}`"
         if key in _OF_SEVERAL_TRAINERS:
-            why += "; DPO, CPO or ORPO: the file leaves it open"
+            why += f"; {_OF_SEVERAL_TRAINERS[key]}: the file leaves it open"
         draft.assume("task", task, why)
         draft.comments["task"] = why
     if task == "distill":

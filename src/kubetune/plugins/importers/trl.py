@@ -128,7 +128,7 @@ TOOL = Tool(
     marks="dataset_name use_peft dataset_train_split dataset_test_split assistant_only_loss completion_only_loss "
     "packing_strategy truncation_mode dataset_text_field dataset_config lora_task_type eos_token dataset_mixture "
     "dataset_mixer dataset_splits max_seq_length model_name_or_path reward_funcs num_generations teacher_model_name_or_path "
-    "teacher_model_kind teacher_prompt_template",
+    "teacher_model_kind teacher_prompt_template teacher_model_server_url",
     command=ToolCommand(
         r"\btrl(?:\s+|/scripts/)(\w+)|"
         r"\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo|gkd|distillation|sdft)(?:_vlm|_modeling)?\.py",
@@ -152,6 +152,8 @@ TOOL = Tool(
     rewards=OF_TRL,
     # A YAML file does not say which trainer it is for, but a key may.
     kind_of_a_key={
+        "teacher_model_server_url": "distillation",
+        "loss_top_k": "distillation",
         "lmbda": "gkd",
         "seq_kd": "gkd",
         "distillation_alpha": "sdft",
@@ -159,6 +161,7 @@ TOOL = Tool(
         "distillation_topk": "sdft",
         "teacher_model_kind": "sdft",
         "teacher_prompt_template": "sdft",
+        "max_new_tokens": "gkd",
         "teacher_model_name_or_path": "distillation",
         "num_generations": "grpo",
         "reward_funcs": "grpo",
