@@ -230,6 +230,12 @@ def test_a_tail_of_one_token_is_the_whole(support: Any, beta: float) -> None:
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-5, atol=1e-5)
 
 
+def test_one_token_that_is_all_there_is_is_refused() -> None:
+    with pytest.raises(ValueError, match="top_k is 1 with `rest: renormalise`"):
+        DistillConfig(support="teacher_k", top_k=1, rest="renormalise")
+    assert DistillConfig(support="teacher_k", top_k=1).rest == "tail"
+
+
 def test_tokens_without_probability() -> None:
     """A token that a model's rule has made impossible adds nothing where the other gives it none."""
     student = torch.tensor([[0.5, 0.5, 0.0]]).log()

@@ -190,6 +190,11 @@ class DistillConfig(Section):
         if self.support == "all":
             why = "to `support: all`; leave it out, or take teacher_k or student_k"
             problems += self.set_in_vain(("top_k", "rest"), why)
+        elif self.rest == "renormalise" and self.top_k == 1:
+            problems.append(
+                "top_k is 1 with `rest: renormalise`, which gives that token a probability of 1 in both models, so there is "
+                "nothing to learn; expected 2 or more, or `rest: tail`"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self
