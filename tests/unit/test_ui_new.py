@@ -389,6 +389,8 @@ def test_a_name_that_is_taken_has_a_button_with_a_free_one(
     client: TestClient, values: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "outputs" / "first").mkdir(parents=True)
+    # What it holds keeps no run from starting under another name.
+    (tmp_path / "outputs" / "first" / "notes.txt").touch()
     taken = ask(client, "/new/plan", values=values)
     assert taken["problems"] == ["A run is called first already."]
     assert [(fix["label"], fix["values"]) for fix in taken["fixes"]] == [

@@ -142,15 +142,18 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
 
     is_whole = not problems
     output = Path(str(config.output))
+    elsewhere = config
     fixes = []
     if output.exists() and is_whole:
         problem = f"A run is called {config.name} already."
         name = free_name(site.folder, config.name or "run")
         problems.append(problem)
         fixes.append({"of": problem, "label": f"Call it {name}", "values": {"name": name}})
+        # Under another name nothing is wrong with how this run differs from the one that is there.
+        elsewhere = config.model_copy(update={"output": str(output.parent / (name or "run"))})
     warnings: list[str] = []
     try:
-        forecast = forecast_run(config, os.environ)
+        forecast = forecast_run(elsewhere, os.environ)
         shown = _forecast(forecast)
         problems += shown.pop("problems")
         warnings = shown.pop("warnings")
