@@ -51,14 +51,14 @@ def write_report(
 def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     """Return the template of the page of these runs, and its facts."""
     if len(runs) > 1:
-        charts, own, not_drawn = compared_charts(charts_of(runs), runs)
+        charts, by_run, not_drawn = compared_charts(charts_of(runs), runs)
         drawn, hidden, why = without_comparison(charts)
-        first = own or drawn[:MOST_CHARTS]
-        more = drawn if own else drawn[MOST_CHARTS:]
+        first = by_run or drawn[:MOST_CHARTS]
+        more = drawn if by_run else drawn[MOST_CHARTS:]
         count = len(first)
         end = count + len(more)
         what = counted(len(more), "chart") + " of schedule, speed and memory"
-        if not own:
+        if not by_run:
             what = counted(len(more), "more chart")
         return "compare.html", {
             "not_drawn": not_drawn,
@@ -115,8 +115,8 @@ def _writer(chart: Chart) -> Writer:
 def curves_of(runs: Sequence[RunRecord], most: int) -> dict[str, Any]:
     """Return the first charts of these runs, at most so many, for a template that shows nothing else."""
     if len(runs) > 1:
-        shared, own, _ = compared_charts(charts_of(runs), runs)
-        charts = own or shared[:most]
+        shared, by_run, _ = compared_charts(charts_of(runs), runs)
+        charts = by_run or shared[:most]
     else:
         charts = _charts_of_one(runs[0], hero(runs[0]))[0][:most]
     return {**_drawn(charts, runs), "count": len(runs)}

@@ -167,8 +167,8 @@ def steps(run_dir: Path) -> list[int]:
 def linked(run_dir: Path, name: str) -> int | None:
     """Return the step of the checkpoint that the link `best` or `last` leads to, None if there is no such link."""
     path = run_dir / "checkpoints" / name
-    found = STEP_FOLDER.fullmatch(path.resolve().name) if path.is_symlink() else None
-    return int(found.group(1)) if found else None
+    match = STEP_FOLDER.fullmatch(path.resolve().name) if path.is_symlink() else None
+    return int(match.group(1)) if match else None
 
 
 def newest_step(run_dir: Path) -> int:

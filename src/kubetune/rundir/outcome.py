@@ -56,14 +56,14 @@ def evaluation_of_best(
 def _by_hand(run_dir: Path) -> Line | None:
     """Return what `kubetune evaluate` measured last, with its `data`; None if nobody called it, or it measured nothing."""
     with suppress(FileNotFoundError, KubetuneError):
-        found = shapes.read(run_dir / metrics.EVALUATION)
-        values = numbers_of(found)
+        evaluation = shapes.read(run_dir / metrics.EVALUATION)
+        values = numbers_of(evaluation)
         if values:
-            which = str(found.get("checkpoint"))
+            which = str(evaluation.get("checkpoint"))
             step = int(which) if which.isdecimal() else checkpoints.linked(run_dir, which)
             if step is None:
                 step = checkpoints.linked(run_dir, "last")
-            return {"step": step, "data": str(found.get("data")), **values}
+            return {"step": step, "data": str(evaluation.get("data")), **values}
     return None
 
 

@@ -46,10 +46,10 @@ _ADVICE: Final = "take the model as it was before it was quantised"
 
 def require_loadable(path: str, environ: Mapping[str, str], *, gpus: int) -> None:
     """Raise ModelError for a base that this machine cannot load for the form of its weights. `gpus`: those to be used."""
-    found = _settings(read_config(path, environ) or {})
-    if found is None:
+    stated = _settings(read_config(path, environ) or {})
+    if stated is None:
         return
-    name, method = found
+    name, method = stated
     missing = [module for module in method.modules if not extras.is_installed(module)]
     what = f"model {path}: its weights are quantised by {name}"
     if missing and all(module.partition(".")[0] in extras.EXTRA_OF for module in missing):
@@ -64,10 +64,10 @@ def require_loadable(path: str, environ: Mapping[str, str], *, gpus: int) -> Non
 
 def require_form(path: str, weights: Weights) -> None:
     """Raise ModelError for tensors that are not in the form which config.json names."""
-    found = _settings(weights.config)
-    if found is None:
+    stated = _settings(weights.config)
+    if stated is None:
         return
-    name, method = found
+    name, method = stated
     mark = method.mark
     if name == "bitsandbytes":
         settings = weights.config["quantization_config"]

@@ -63,10 +63,10 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     of_tasks = [row for row in different if cautions["tasks"] and _is_of_task(row[0])]
     settings = [row for row in different if row not in of_tasks]
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
-    told = [] if obstacle else settings[:_MOST_TOLD]
+    differing = [] if obstacle else settings[:_MOST_TOLD]
     return {
         "title": " · ".join(names),
-        "runs": [_run(index, name, runs[index], told) for index, name in enumerate(names)],
+        "runs": [_run(index, name, runs[index], differing) for index, name in enumerate(names)],
         "sentence": sentences.pop() if len(sentences) == 1 else "",
         # No line breaks before a sign.
         "verdict": _in_words(rows, names, obstacle).replace(" %", "\u00a0%"),
@@ -235,9 +235,9 @@ def _cautions(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, str]
 
 
 def _run(
-    index: int, name: str, run: RunRecord, told: Sequence[tuple[str, list[str]]]
+    index: int, name: str, run: RunRecord, differing: Sequence[tuple[str, list[str]]]
 ) -> dict[str, Any]:
-    """Return what the page shows of one of the runs above its charts. `told`: settings in which the runs differ."""
+    """Return what the page shows of one of the runs above its charts. `differing`: settings in which the runs differ."""
     shown = point(run)
     return {
         "name": name,
@@ -248,7 +248,7 @@ def _run(
         "colour": index % COLOURS,
         "point": shown,
         "sure": sureness(run, shown) if shown else "",
-        "told": [(_in_short(key), values[index]) for key, values in told],
+        "told": [(_in_short(key), values[index]) for key, values in differing],
     }
 
 
