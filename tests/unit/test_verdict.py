@@ -35,6 +35,7 @@ from kubetune.k8s.manifests.run_spec import plan_without_data
 from kubetune.library.clusters import checked_manifests
 from kubetune.library.plans import plan_here
 from kubetune.library.verdict.run_problems import problems_of
+from kubetune.library.verdict.run_warnings import warnings_of
 from kubetune.ui.form import new_run
 from kubetune.ui.site import Site
 from tests.tiny import pretend_weights, train_tokenizer
@@ -723,6 +724,40 @@ def test_a_compiler_that_is_asked_for_has_to_be_here(
     monkeypatch.setenv("PATH", str(tmp_path))
     [problem] = problems_of(config, {}, here=True)
     assert "training.compile is true, but there is no C++ compiler" in str(problem)
+
+
+def test_gpus_that_are_not_here_are_a_warning_of_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan may be for another machine, so only a start is refused, with the same sentence."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    write(Case("", {"compute.gpus_per_node": 4, "lora.target_modules": ["q_proj"]}), tmp_path)
+    sentence = "compute.gpus_per_node: the run wants 4 GPUs on this machine, which has 0"
+    for words in (("plan", "run.yaml"), ("data", "check", "run.yaml")):
+        said = verb(capsys, *words)
+        assert said.code == errors.OK, said.text
+        assert f"warning: {sentence}" in said.text
+        assert not re.search("^ready to train$|^Next: .* train ", said.text, re.MULTILINE)
+    planned = json.loads(verb(capsys, "plan", "run.yaml", "--json").text)
+    assert planned["warnings"][0].startswith(sentence)
+    for tool in (mcp.Tools().plan, mcp.Tools().data_check):
+        assert sentence in json.dumps(tool("run.yaml"))
+    values = {"model.path": str(MODEL), "data.train": "train.jsonl", "compute.gpus_per_node": "4"}
+    planned = new_run._planned(Site.of(tmp_path / "outputs"), {"values": values})
+    assert [text for text in planned["warnings"] if text.startswith(sentence)]
+    train(capsys).require("train", sentence)
+
+
+def test_gpus_of_a_cluster_need_not_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    settings: Settings = {
+        "model": "org/m",
+        "data": {"train": "org/d"},
+        "compute": {"gpus_per_node": 8},
+        "kubernetes": {"image": "registry.example/kubetune:1.0"},
+    }
+    assert warnings_of(load_config(settings), os.environ) == []
 
 
 def test_agents_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

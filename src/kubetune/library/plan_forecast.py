@@ -20,6 +20,7 @@ from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.library.verdict.run_problems import problems_of, require_none, sentences
+from kubetune.library.verdict.run_warnings import missing_gpus, warnings_of
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
 from kubetune.plan.devices import device_bytes, gpu_here
 from kubetune.plan.forecast import Forecast
@@ -40,7 +41,8 @@ class PlanForecast:
     changes: Sequence[tuple[str, Forecast]]  # each alone makes a run fit that does not
     findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
     problems: tuple[str, ...]  # what keeps the run from training, as far as it shows before
-    warnings: Sequence[str]  # what may keep it from that: servers that nobody reaches now
+    warnings: Sequence[str]  # what it lacks on this machine now: GPUs, servers that nobody reaches
+    has_gpus: bool  # False for a run that wants GPUs which this machine has not
 
     @property
     def is_looked_at(self) -> bool:
@@ -62,7 +64,7 @@ class PlanForecast:
         """Yield everything as labelled lines."""
         yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
         for text in self.warnings:
-            yield "servers", text
+            yield "this machine", f"warning: {text}"
         if self.config.kubernetes is not None:
             place = plan_text.output_on_cluster(self.config.name, self.config.model.path)
             yield "on the cluster", place
@@ -147,17 +149,9 @@ def _forecast(
         changes=changes_that_fit(config, plan, costs, totals.longest),
         findings=findings,
         problems=problems,
-        warnings=_warnings(config),
+        warnings=warnings_of(config, environ),
+        has_gpus=not missing_gpus(config, environ),
     )
-
-
-def _warnings(config: Config) -> list[str]:
-    """Return what may keep a run from training: servers that it is to ask."""
-    if config.task not in ("grpo", "distill"):
-        return []
-    from kubetune.library.verdict.servers import warnings_of
-
-    return warnings_of(config)
 
 
 def plan_of(data: DataSize, config: Config, gpus: int = 0) -> Plan:

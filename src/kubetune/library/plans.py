@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base.gpus import visible_gpus
-from kubetune.base.humanize import counted
 from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, makes_data
 from kubetune.data.spec import DataSpec
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import ConfigError
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.library.verdict.run_problems import problems_of, require_none
+from kubetune.library.verdict.run_warnings import missing_gpus
 from kubetune.plan import plan
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.plan import Plan
@@ -100,9 +100,13 @@ def prepare(config: ConfigLike, *, progress: Callable[[int], None] | None = None
 def plan_here(config: Config) -> tuple[Config, Plan]:
     """Return the config, with its run directory, and the plan of a run that starts here now.
 
-    Raise ConfigError, DataError, ModelError or EnvironmentFault for what would end it at once.
+    Raise ConfigError, DataError or ModelError for what would end it at once.
     """
-    require_none(problems_of(config, os.environ, here=True))
+    problems = problems_of(config, os.environ, here=True)
+    missing = missing_gpus(config, os.environ)
+    if missing:
+        problems.append(ConfigError(missing))
+    require_none(problems)
 
     # Without `output`, the name of the run directory has model, method and minute in it.
     if config.output:
@@ -116,17 +120,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     # Rows are counted, but no text is read: the run itself does that when it prepares its data.
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     gpus = visible_gpus(os.environ)
-    run_plan = plan.make_plan(config, rows, eval_rows, gpus)
-    if run_plan.device == "cuda" and run_plan.processes_per_node > gpus:
-        wanted = counted(run_plan.processes_per_node, "GPU")
-        fewer = ""
-        if gpus:
-            fewer = f"compute.gpus_per_node={gpus}, or "
-        raise EnvironmentFault(
-            f"the run wants {wanted} on this machine, which has {gpus}; set {fewer}"
-            "compute.gpus_per_node=0 and compute.processes to train on the CPU"
-        )
-    return config, run_plan
+    return config, plan.make_plan(config, rows, eval_rows, gpus)
 
 
 def _new_run_dir(first: Path) -> Path:

@@ -78,7 +78,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         from kubetune.config.load import load_config
         from kubetune.library.plan_text import describe, opening
         from kubetune.library.plans import plan_here
-        from kubetune.library.verdict.servers import warnings_of
+        from kubetune.library.verdict.run_warnings import warnings_of
         from kubetune.rundir.exit_status import DONE, read_exit_status
         from kubetune.supervisor.launch import launch_run
 
@@ -98,7 +98,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         # What the run will do. How many tokens there are is known only when the data are prepared.
         with busy("judging the run"):
             config, plan = plan_here(config)
-            warnings = warnings_of(config)
+            warnings = warnings_of(config, os.environ)
         run_dir = Path(str(config.output))
         if args.verbose:
             os.environ[VERBOSE] = "1"
@@ -106,7 +106,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
             facts = list(opening(config, plan))
         else:
             facts = [fact for fact in describe(config, plan, None) if fact[0] != "tokens"]
-        for label, fact in (*facts, *(("", warning) for warning in warnings)):
+        for label, fact in (*facts, *(("", f"warning: {text}") for text in warnings)):
             print_fact(label, fact, 17)
         sys.stdout.flush()
 

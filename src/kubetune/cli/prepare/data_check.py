@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from kubetune.data.inspect.check import Report
 
 
-# The finding that is about the run, not about its data.
-OF_RUN = "run"
-
-
 def load_target(args: argparse.Namespace) -> Config:
     """Return the config of a run file, or one that has nothing but the data that are named."""
     from kubetune.config.load import load_config
@@ -72,25 +68,28 @@ def check_data(args: argparse.Namespace) -> Answer:
 
 def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     """Look at all rows, and at all else that keeps the run from training."""
-    from kubetune.data.findings.finding import Finding
+    from kubetune.data.findings.finding import OF_RUN, Finding
     from kubetune.data.inspect.check import check
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import require_hub_data, require_sources
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
     from kubetune.library.verdict.run_problems import problems_of, require_none, sentences
+    from kubetune.library.verdict.run_warnings import warnings_of
     from kubetune.rundir.starts import day_of
 
     config = load_target(args)
     require_sources(config.sources)
     # Of data without a run file nobody has said yet what is to be done with them.
     others: list[KubetuneError] = []
+    warnings: list[str] = []
     if not is_run_file:
         require_hub_data(config.sources, os.environ)
     else:
         # A process may have to build the model.
         with busy("judging the run"):
             others = problems_of(config, os.environ, here=config.kubernetes is None)
+            warnings = warnings_of(config, os.environ)
 
     # The gallery collects rows for the page. With --json every bad record is kept, else as many as are shown.
     gallery = Gallery() if args.html else None
@@ -108,16 +107,18 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
             if others:
                 require_none([*others, error])
             raise
+        of_run = [Finding(OF_RUN, "error", "", text) for text in sentences(others)]
+        of_run += [Finding(OF_RUN, "warning", "", text) for text in warnings]
+        report.findings = (*of_run, *report.findings)
         if gallery is not None:
             work.count("writing the page", None, 0)
             write_page(args.html, config, report, gallery, tokenizer)
-    of_run = [Finding(OF_RUN, "error", "", text) for text in sentences(others)]
-    report.findings = (*of_run, *report.findings)
     return report
 
 
 def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answer:
     """Return what a check says: for people, for programs, and as an error if something is wrong."""
+    from kubetune.data.findings.finding import OF_RUN
 
     def show() -> None:
         show_report(report, console)
@@ -133,7 +134,11 @@ def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answ
         error = DataError(report.errors)
         # Bad records are counted after their lines.
         if report.problems.total:
-            of_run = [finding.line for finding in report.findings if finding.id == OF_RUN]
+            of_run = [
+                finding.line
+                for finding in report.findings
+                if finding.id == OF_RUN and finding.severity == "error"
+            ]
             error = DataError([*of_run, *report.problems.error().problems])
     exit_code = USER
     if report.ok:

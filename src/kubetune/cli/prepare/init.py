@@ -102,7 +102,7 @@ class _Verdict:
     """What is known of a run before it starts."""
 
     problems: Sequence[str] = ()  # what keeps it from training
-    warnings: Sequence[str] = ()  # about its rows
+    warnings: Sequence[str] = ()  # about its rows, and what this machine lacks now
     is_looked_at: bool = True  # all rows were, not only the first
 
 
@@ -158,7 +158,7 @@ def _verdict(config: Config, explained: Sequence[str], *, has_model: bool) -> _V
         forecast = forecast_run(config, os.environ)
     except KubetuneError as error:
         return _Verdict(problems=sentences([error]))
-    warnings = []
+    warnings = [f"warning: {text}" for text in forecast.warnings]
     for finding in forecast.findings or ():
         is_known = finding.id == "unused_column" and (
             # A source is read by both splits, if rows of it are held out.

@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> Answer:
         print(coloured(forecast.headline(), BOLD))
         for label, text in forecast.describe():
             print_fact(label, text, 17)
-        if not forecast.problems and args.inputs and run_file(args) is not None:
+        goes_on = forecast.has_gpus and not forecast.problems
+        if goes_on and args.inputs and run_file(args) is not None:
             verb = "train" if config.kubernetes is None else "submit"
             verbs = (verb,) if forecast.is_looked_at else ("data check", verb)
             words = " ".join(shell_word(word) for word in args.inputs)

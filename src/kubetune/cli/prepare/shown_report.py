@@ -27,6 +27,7 @@ def show(report: Report, console: Console) -> None:
     """Print a report for people."""
     from rich.text import Text
 
+    from kubetune.data.findings.finding import OF_RUN
     from kubetune.data.inspect.check import histogram
 
     labelled = report.labels is not None
@@ -56,7 +57,12 @@ def show(report: Report, console: Console) -> None:
     _show_findings(report, console)
     _show_problems(report.problems, console)
     console.print()
-    if report.ok:
+    is_warned = any(finding.id == OF_RUN for finding in report.findings)
+    if report.ok and is_warned:
+        console.print(
+            "[bold yellow]ready to train, except for what this machine lacks[/bold yellow]"
+        )
+    elif report.ok:
         console.print("[bold green]ready to train[/bold green]")
     else:
         console.print("[bold red]not ready to train[/bold red]")

@@ -9,6 +9,7 @@ from kubetune.base.humanize import visible
 from kubetune.data.prepared.tally import MOST_PLACES
 
 Severity = Literal["error", "warning", "note"]
+OF_RUN: Final = "run"  # the id of what is about the run, not about its data
 NOTHING_FOUND: Final = "nothing stands out in the data"
 
 

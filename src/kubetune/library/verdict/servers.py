@@ -20,10 +20,8 @@ _SECONDS: Final = 1.0
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-def warnings_of(config: Config) -> list[str]:
-    """Return a warning for each server of a run on this machine that cannot be reached now."""
-    if config.kubernetes is not None:
-        return []
+def unreachable_servers(config: Config) -> list[str]:
+    """Return a sentence for each server of a run that cannot be reached now."""
     reasons: dict[str, str] = {}
     deadline = time.monotonic() + _SECONDS
     # In threads, since looking up a name knows no limit of time.
@@ -34,14 +32,14 @@ def warnings_of(config: Config) -> list[str]:
         threads.append(thread)
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    warnings = []
+    sentences = []
     for url, key, seconds in _servers(config):
         if url in reasons:
-            warnings.append(
-                f"warning: {key}: nobody answers at {url} ({reasons[url]}); the run asks for up to {seconds:g} s, so start "
+            sentences.append(
+                f"{key}: nobody answers at {url} ({reasons[url]}); the run asks for up to {seconds:g} s, so start "
                 "that server by then"
             )
-    return warnings
+    return sentences
 
 
 def _servers(config: Config) -> Iterator[tuple[str, str, float]]:
