@@ -25,6 +25,15 @@ SCRIPTS = [
     "LR=1e-3\n[[ $OSTYPE == linux* ]] && LR=2e-3",
     "LR=1e-3\n[ $# -gt 0 ] && LR=$1",
     "LR=1e-3\nnvidia-smi\n[ $? -eq 0 ] && LR=2e-3",
+    "LR=$'é\\x4a\\ea\\cx\\u41'",
+    "# LR=1\\\nLR=2",
+    "LR=1\\\\\nLR=2",
+    "LR=1\\\\\\\n2",
+    "LR=1\ncat <<'E'\na\\\nE\nLR=2\nE\n",
+    "LR=1\ncat <<E\na\\\nE\nLR=2\nE\n",
+    "LR=${A:-1\\\n2}",
+    "LR=$((1\\\n2))",
+    "LR=1\\\n",
     "LR=8\nlet LR/=2",
     "LR=8\nlet LR*=2",
     "LR=8\nlet LR+=2",
@@ -189,7 +198,34 @@ PLAIN = [
     "IFS=, read A B <<< 1,2; LR=8",
     "LR=$(expr 64 / 4)",
     "trap 'echo bye' EXIT INT; LR=8",
+    "LR=1e-\\\n4",
+    "LR=1e-\\\n\\\n4",
+    'A=1\nLR="${A}\\\n5\\\n6"',
+    "L\\\nR=1e-4",
+    "LR=a\\\n'b'\\\n$'d'",
+    "A=5\nAB=6\nLR=$A\\\nB",
+    "LR=1\nif [ 7\\\n0 -gt 8 ]; then LR=2; fi",
+    "LR=1 &\\\n& LR=2",
     'for V in A B; do unset "$V"; done; unset C\nLR=8',
+]
+
+
+# Arguments of one command.
+WORDS = [
+    "'a\\\nb'",
+    "$'a\\\nb'",
+    "$'a\\tb\\\\c'",
+    "$'é'",
+    '"a\\\n b"',
+    '"a \\\nb"',
+    '"$A\\\n $A \\\n$A"',
+    "\"a\\\n$(echo 'b\\\nc')\"",
+    "a\\\n#'b\\\nc' # d\\",
+    "a\\\n' b\\\nc'\\\n\"d\\\ne\"",
+    "a\\\n\\\n\\\nb c \\\n d\\\n",
+    "a\\\\\\\nb",
+    "--lr=1e-\\\n4 --bf\\\n16",
+    "$A\\\nB ${A\\\nB} ${A\\\n:-3}",
 ]
 
 
@@ -216,6 +252,25 @@ def test_no_value_is_certain_that_bash_does_not_give(script: str, tmp_path: Path
 @pytest.mark.parametrize("script", PLAIN)
 def test_plain_scripts_stay_certain(script: str, tmp_path: Path) -> None:
     assert certain_value(script) == value_of_bash(script, tmp_path)
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize("written", WORDS)
+def test_words_are_those_of_bash(written: str, tmp_path: Path) -> None:
+    [command] = read_script(f"A=1; AB=2\ntrain {written}\n").commands
+    words = [word.text for word in command.words[1:]]
+    script = f"A=1; AB=2\nprintf '%s\\0' {written}\n"
+    done = subprocess.run([str(BASH), "-c", script], capture_output=True, text=True, timeout=60)
+    by_bash = done.stdout.split("\0")[:-1]
+    assert words == by_bash or any(not is_known(word) for word in words)
+
+
+def test_a_word_goes_on_in_the_next_line() -> None:
+    """Lines keep their numbers, so that messages name those of the file."""
+    script = "train --lr 1e-\\\n4 \\\n  --bf\\\n16\nexec other\n"
+    first, second = read_script(script).commands
+    assert [word.text for word in first.words] == ["train", "--lr", "1e-4", "--bf16"]
+    assert (first.line, second.line) == (1, 5)
 
 
 def value_of_bash(script: str, folder: Path) -> str:

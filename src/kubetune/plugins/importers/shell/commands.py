@@ -9,7 +9,7 @@ from typing import Final
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.beyond import BUILTINS, may_set_anything
-from kubetune.plugins.importers.shell.nodes import field_of, line_of, text_of
+from kubetune.plugins.importers.shell.nodes import field_of, joined, line_of, text_of
 from kubetune.plugins.importers.shell.script_folder import UNKNOWN, moved
 from kubetune.plugins.importers.shell.state import (
     Alternatives,
@@ -147,4 +147,4 @@ def _are_lines_apart(node: Node, following: Node) -> bool:
     whole = node.parent.text or b""
     start = node.parent.start_byte
     between = whole[node.end_byte - start : following.start_byte - start]
-    return b"\n" in between.replace(b"\\\n", b"")
+    return "\n" in joined(between)

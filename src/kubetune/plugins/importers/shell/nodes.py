@@ -2,14 +2,76 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Final
+
 import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from tree_sitter import Language, Node, Parser, Point, Range
+
+# A line that goes on in the next one: a shell takes backslash and end of line out before it reads words.
+_JOINTS: Final = re.compile(rb"(?<!\\)(?:\\\\)*((?:\\\n)+)")
+# What a joint becomes in the source, whose lines keep their numbers. The parser never sees it.
+_JOINED: Final = "\0\n"
+# Where a shell keeps backslashes, as it does in a here-document whose end is quoted.
+_LITERAL: Final = ("ansi_c_string", "comment", "raw_string")
+_QUOTED_END: Final = re.compile(r"""<<-?\s*\w*["'\\]""")
+# Passes over a script: what is joined may open a quotation, or close one, for what follows.
+_MOST_PASSES: Final = 8
 
 
 def parsed(text: str) -> Node:
-    """Return the tree of a script."""
+    """Return the tree of a script, its continued lines joined as a shell does.
+
+    LR=1e-\\          →   LR=1e-4
+    4
+    """
+    source = text.encode()
+    joints: list[int] = []
+    for _ in range(_MOST_PASSES):
+        tree = _tree(source, joints)
+        before = joints
+        joints = []
+        for match in _JOINTS.finditer(source):
+            if not _is_literal(tree, match.start(1)):
+                joints += range(match.start(1), match.end(), 2)
+        if joints == before:
+            break
+    return tree
+
+
+def _tree(source: bytes, joints: Sequence[int]) -> Node:
+    """Return the tree of a source without the two bytes at each joint."""
     language = Language(tree_sitter_bash.language())
-    return Parser(language).parse(text.encode()).root_node
+    if not joints:
+        return Parser(language).parse(source).root_node
+    ranges = []
+    begin = 0
+    first = Point(0, 0)
+    row = 0
+    marked = bytearray(source)
+    for joint in [*joints, len(source)]:
+        row += source.count(b"\n", begin, joint)
+        line_start = source.rfind(b"\n", 0, joint) + 1
+        ranges.append(Range(first, Point(row, joint - line_start), begin, joint))
+        marked[joint : joint + 2] = _JOINED.encode()
+        row += 1
+        begin = joint + 2
+        first = Point(row, 0)
+    return Parser(language, included_ranges=ranges).parse(bytes(marked[: len(source)])).root_node
+
+
+def _is_literal(tree: Node, start: int) -> bool:
+    """Return True if a shell keeps the backslash at this byte."""
+    node = tree.descendant_for_byte_range(start, start + 1)
+    while node is not None:
+        around = node.parent
+        if node.type in _LITERAL:
+            return True
+        if node.type == "heredoc_body" and around is not None:
+            return _QUOTED_END.match(text_of(around)) is not None
+        node = around
+    return False
 
 
 def is_known(text: str) -> bool:
@@ -23,8 +85,13 @@ def is_calculated_test(node: Node) -> bool:
 
 
 def text_of(node: Node) -> str:
-    """Return the source of a node."""
-    return (node.text or b"").decode()
+    """Return the source of a node, its continued lines joined."""
+    return joined(node.text or b"")
+
+
+def joined(source: bytes) -> str:
+    """Return a piece of the source, its continued lines joined."""
+    return source.decode().replace(_JOINED, "")
 
 
 def field_of(node: Node, name: str) -> str:

@@ -10,12 +10,14 @@ from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.arithmetic import calculated
 from kubetune.plugins.importers.shell.beyond import Doubts
-from kubetune.plugins.importers.shell.nodes import is_known, line_of, text_of
+from kubetune.plugins.importers.shell.nodes import is_known, joined, line_of, text_of
 from kubetune.plugins.importers.shell.state import Alternatives, ShellState, Value, Word, doubted
 
 _EXPANSION: Final = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", re.DOTALL)
 _VARIABLE: Final = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
 _NAME_IN_A_CALCULATION: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
+# Escapes that mean the same in $'…' as in Python.
+_PLAIN_ESCAPES: Final = re.compile(r"(?:[ -\[\]-~]|\\[abfnrtv\\'\"])*")
 _NUMBER: Final = re.compile(r"-?[\d.]+(e-?\d+)?")
 
 
@@ -86,7 +88,7 @@ class Values:
         match node.type:
             case "raw_string":
                 return written[1:-1]
-            case "ansi_c_string":
+            case "ansi_c_string" if _PLAIN_ESCAPES.fullmatch(written[2:-1]):
                 return written[2:-1].encode().decode("unicode_escape")
             case "string":
                 return self.quoted(node)
@@ -101,8 +103,7 @@ class Values:
             case "command_substitution":
                 return self.substitution(node)
             case "word" | "number" | "extglob_pattern":
-                plain = re.sub(r"\\([^\n])", r"\1", written)
-                return plain.replace("\\\n", "")
+                return re.sub(r"\\(.)", r"\1", written)
         return written
 
     def quoted(self, node: Node) -> str:
@@ -115,14 +116,13 @@ class Values:
         start = 1
         for child in node.named_children:
             offset = child.start_byte - node.start_byte
-            parts.append(source[start:offset].decode())
+            parts.append(joined(source[start:offset]))
             if child.type == "string_content":
-                joined = text_of(child).replace("\\\n", "")
-                parts.append(re.sub(r"\\([$`\"\\])", r"\1", joined))
+                parts.append(re.sub(r"\\([$`\"\\])", r"\1", text_of(child)))
             else:
                 parts.append(self.text(child))
             start = child.end_byte - node.start_byte
-        parts.append(source[start:-1].decode())
+        parts.append(joined(source[start:-1]))
         return "".join(parts)
 
     def expansion(self, node: Node) -> str:
