@@ -55,6 +55,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def reward_func(queries, prompts, labels):
     return [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels)]
 
+def drawn(completions, **rest):
+    yield 1.0
+
 def alarmed(completions, **rest):
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.alarm(5)
@@ -610,6 +613,7 @@ def test_functions_reach_no_network_where_the_kernel_allows_that(code: Path) -> 
             "Silent",
             "Silent gives an object of Silent, which has no `__call__`; expected a function",
         ),
+        ("drawn", "drawn is a generator, whose values nobody takes"),
         ("other", "other(a, b) is no reward function; expected f(prompts, completions"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kubetune import cli, errors
-from kubetune.config.code_files import modules_beside, require_functions
+from kubetune.config.code_files import modules_beside, require_answers, require_functions
 from tests.golden.manifests import FOLDER
 
 CODE = """\
@@ -110,6 +110,18 @@ def test_what_the_text_shows_to_be_no_function_is_refused(
 def test_a_class_whose_objects_may_be_called_stays(code: Path, text: str) -> None:
     code.write_text(text)
     require_functions("rewards[0]", code, ["f"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "async def f(): return [1.0]", "def f(): return [1.0]", "f = g", "@made\ndef f(): yield 1",
+        "def f():\n    def g(): yield 1\n    return list(g())", "def f():\n    if x:\n        return 1",
+    ],
+)  # fmt: skip
+def test_what_may_give_an_answer_stays(code: Path, text: str) -> None:
+    code.write_text(text)
+    require_answers("rewards[0]", code, "f", may_wait=True)
 
 
 def test_modules_beside_a_file(code: Path) -> None:

@@ -519,11 +519,11 @@ CASES = {
     ),
     "a reward by a column that is missing": Case(
         "rewards: score needs `level`, and no record of data.train has such a column; they have", MINE, by_code=True,
-        make=code("def score(completions, level): ..."),
+        make=code("def score(completions, level): return 1"),
     ),
     "a reward that its form gives nothing": Case(
         r"score needs other, which nothing gives it; expected f\(", MINE, by_code=True,
-        make=code("def score(data_source, solution_str, ground_truth, other): ..."),
+        make=code("def score(data_source, solution_str, ground_truth, other): return 1"),
     ),
     "no such reward": Case("defines no score; did you mean scores", MINE, by_code=True,
                            make=code("def scores(completions): ...")),
@@ -531,7 +531,23 @@ CASES = {
     "a reward that is no Python": Case(r"mine\.py:1: .*expected a Python file", MINE, by_code=True, make=code("def (")),
     "a reward that imports nothing": Case(
         "imports nowhere_at_all, which is not installed", MINE, by_code=True,
-        make=code("import nowhere_at_all.inside\ndef score(completions, **columns): ..."),
+        make=code("import nowhere_at_all.inside\ndef score(completions, **columns): return 1"),
+    ),
+    "a reward that is a generator": Case(
+        r"mine\.py:1: score is a generator \(it has `yield`\), whose values nobody takes", MINE, by_code=True,
+        make=code("def score(completions, **columns):\n    for text in completions:\n        yield 1.0"),
+    ),
+    "a reward that is an asynchronous generator": Case(
+        "score is a generator", MINE, by_code=True,
+        make=code("class score:\n    async def __call__(self, completions, **columns):\n        yield 1.0"),
+    ),
+    "a reward that returns nothing": Case(
+        "score has no `return` with a value", MINE, by_code=True,
+        make=code("def score(completions, **columns):\n    def inner(): return 1\n    print(inner())\n    return"),
+    ),
+    "a metric that has to be waited for": Case(
+        "score is `async`, and nobody waits for it", OWN, by_code=True,
+        make=code("async def score(prompt, answer, reference, record): return 1.0"),
     ),
     "a metric of a reward's form": Case(
         r"expected score\(prompt, answer, reference, record\) -> float", OWN, by_code=True,

@@ -169,6 +169,53 @@ def signature_of(key: str, path: Path, function: str) -> inspect.Signature | Non
     Of a class these are the parameters of `__call__`, as its objects are called. An import, an assignment or a
     decorator may be anything. Raise ConfigError for a file that cannot be read.
     """
+    definition = _definition(key, path, function)
+    if definition is None:
+        return None
+    # The class or the object itself comes first in a method.
+    is_method = definition.name != function
+    return inspect.Signature(_parameters(definition.args)[is_method:])
+
+
+def require_answers(key: str, path: Path, function: str, *, may_wait: bool) -> None:
+    """Raise ConfigError for a function whose text shows that a call of it gives no number.
+
+    def f(completions): yield 1.0            a generator: nobody takes its values
+    async def f(completions): return [1.0]   a coroutine, unless `may_wait`: whoever calls it waits for it
+    def f(completions): print(completions)   returns None
+    """
+    definition = _definition(key, path, function)
+    if definition is None:
+        return
+    own = list(_own_statements(definition))
+    problem = ""
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own):
+        problem = "is a generator (it has `yield`), whose values nobody takes"
+    elif isinstance(definition, ast.AsyncFunctionDef) and not may_wait:
+        problem = "is `async`, and nobody waits for it"
+    elif not any(isinstance(node, ast.Return) and node.value is not None for node in own):
+        problem = "has no `return` with a value"
+    if problem:
+        raise ConfigError(
+            f"{key}: {path}:{definition.lineno}: {function} {problem}; expected a function that returns what it "
+            "computes. Nothing was written."
+        )
+
+
+def _own_statements(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
+    """Yield what is in a function, without what is in functions and classes within it."""
+    waiting: list[ast.AST] = list(definition.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (*_DEFINITIONS, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _definition(
+    key: str, path: Path, function: str
+) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return a function as its file has it, `__call__` of a class; None where the text leaves it open."""
     definitions = []
     for node in ast.walk(_parsed(key, path)):
         if isinstance(node, _DEFINITIONS) and node.name == function:
@@ -177,16 +224,13 @@ def signature_of(key: str, path: Path, function: str) -> inspect.Signature | Non
     if len(definitions) != 1:
         return None
     definition = definitions[0]
-    is_method = isinstance(definition, ast.ClassDef)
     if isinstance(definition, ast.ClassDef):
         calls = [node for node in definition.body if getattr(node, "name", "") == "__call__"]
         if len(calls) != 1 or not isinstance(calls[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
         definition = calls[0]
     assert isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef))
-    if definition.decorator_list:
-        return None
-    return inspect.Signature(_parameters(definition.args)[is_method:])
+    return None if definition.decorator_list else definition
 
 
 def _parameters(arguments: ast.arguments) -> list[inspect.Parameter]:

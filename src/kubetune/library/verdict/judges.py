@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kubetune.config.code_files import require_functions, require_imports, signature_of
+from kubetune.config.code_files import (
+    require_answers,
+    require_functions,
+    require_imports,
+    signature_of,
+)
 from kubetune.config.schema import Config, RewardConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig, packages_of
 from kubetune.data.reward_forms import columns_of
@@ -38,6 +43,8 @@ def _require_own_metrics(metrics: OwnMetricsConfig) -> None:
             problems.append(problem)
     if problems:
         raise ConfigError(problems)
+    for function in metrics.functions:
+        require_answers(key, file, function, may_wait=False)
 
 
 def require_rewards(rewards: Sequence[RewardConfig]) -> None:
@@ -62,12 +69,12 @@ def require_rewards(rewards: Sequence[RewardConfig]) -> None:
         require_functions(key, file, [reward.function])
         require_imports(key, file)
         signature = signature_of(key, file, reward.function)
-        if signature is None:
-            continue
         try:
-            columns_of(signature, f"{file}: {reward.function}")
+            if signature is not None:
+                columns_of(signature, f"{file}: {reward.function}")
         except ValueError as error:
             raise ConfigError(f"rewards: {error}") from None
+        require_answers(key, file, reward.function, may_wait=True)
 
 
 def require_named_models(config: Config, environ: Mapping[str, str], *, here: bool) -> None:

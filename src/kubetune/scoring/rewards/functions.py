@@ -48,6 +48,11 @@ def load(path: Path, name: str) -> Function:
             f"{path}: {name} gives an object of {what}, which has no `__call__`; expected a function"
         )
     columns_of(inspect.signature(function), f"{path}: {name}")
+    for code in (function, type(function).__call__):
+        if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
+            raise ValueError(
+                f"{path}: {name} is a generator, whose values nobody takes; expected a function that returns numbers"
+            )
     return cast(Function, function)
 
 
