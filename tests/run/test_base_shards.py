@@ -27,11 +27,12 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.kernels.pointwise import Kernels
-from kubetune.models import base_shards, compiled_layers, fsdp, loading, patches
+from kubetune.models import compiled_layers, fsdp, loading, patches
 from kubetune.models.acceleration import Workload
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import backbone, own_attention
+from kubetune.models.sharded_base import base_shards, cutting, units
 from kubetune.plan.forecast import forecast
 from kubetune.plan.linears import stacks
 from kubetune.plan.model_shapes import Weights, read_weights, shapes_of
@@ -246,7 +247,7 @@ def every_pattern(world: World, dtype: torch.dtype) -> bool:
     """Return True if all bytes of a weight in 8 bits, codes of NaN too, are there again after they were gathered."""
     codes = torch.arange(1024).to(torch.uint8).reshape(32, 32)
     weight = torch.nn.Parameter(codes.view(dtype), requires_grad=False)
-    unit = base_shards.Unit([[weight]], world)
+    unit = units.Unit([[weight]], world)
     unit.give_back()
     assert not weight.untyped_storage().nbytes()
     unit.borrow()
@@ -265,7 +266,7 @@ def test_what_is_not_cut_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Pat
         layer.mlp.register_buffer("qweight", torch.zeros(64, 64, dtype=torch.int32))
     # As Gemma 3n keeps what each layer adds to a token, which has fewer tokens than the vocabulary.
     lm.model.embed_tokens_per_layer = torch.nn.Embedding(256, 64)
-    base_shards.cut(lm, World(size=2))
+    cutting.cut(lm, World(size=2))
     assert "97.3 KiB of the base stay whole on each" in caplog.text
 
 
@@ -309,13 +310,13 @@ def bytes_of_tensors() -> int:
 def watched_bytes() -> list[int]:
     """Return the bytes that tensors hold now, and from now on before each layer is given back: the list grows."""
     seen = [bytes_of_tensors()]
-    give_back = base_shards.Unit.give_back
+    give_back = units.Unit.give_back
 
-    def measuring(unit: base_shards.Unit) -> None:
+    def measuring(unit: units.Unit) -> None:
         seen.append(bytes_of_tensors())
         give_back(unit)
 
-    base_shards.Unit.give_back = measuring  # type: ignore[method-assign, assignment]
+    units.Unit.give_back = measuring  # type: ignore[method-assign, assignment]
     return seen
 
 
@@ -403,8 +404,8 @@ def memory_of_a_teacher(world: World, config: Config) -> tuple[int, int, int]:
     """Return what `memory_of_reading` does, of a teacher that is an adapter on a base."""
     source = source_of(NamedModel.of_distillation(config.distill), local_files_only=True)
     seen = watched_bytes()
-    with base_shards.Reader(world, ()).reading():
-        teacher = load_teacher(source, load_tokenizer(config.model), world.device, 8)
+    source = replace(source, spec=replace(source.spec, cut_over=world))
+    teacher = load_teacher(source, load_tokenizer(config.model), world.device, 8)
     shards = base_shards.of(teacher.lm)
     assert shards is not None
     return max(seen) - seen[0], shards.held_bytes, shards.nbytes
@@ -464,14 +465,14 @@ def drawn_apart(world: World, config: Config) -> tuple[list[float], list[float],
     shards = base_shards.of(learner.lm)
     assert shards is not None
     most = 0
-    ask = base_shards.Unit.ask
+    ask = units.Unit.ask
 
-    def counting(unit: base_shards.Unit) -> None:
+    def counting(unit: units.Unit) -> None:
         nonlocal most
         ask(unit)
         most = max(most, sum(each.nbytes for each in shards.units if each.is_asked_for))
 
-    base_shards.Unit.ask = counting  # type: ignore[method-assign, assignment]
+    units.Unit.ask = counting  # type: ignore[method-assign, assignment]
 
     @torch.no_grad()
     def forward(token: int = 1) -> float:
@@ -543,16 +544,16 @@ def bytes_of_a_step(world: World, config: Config) -> tuple[int, int, int, int, i
     assert shards is not None
     gathered = 0
     most = 0
-    ask = base_shards.Unit.ask
+    ask = units.Unit.ask
 
-    def counting(unit: base_shards.Unit) -> None:
+    def counting(unit: units.Unit) -> None:
         nonlocal gathered, most
         before = unit.is_asked_for
         ask(unit)
         gathered += 0 if before else unit.nbytes
         most = max(most, sum(each.nbytes for each in shards.units if each.is_asked_for))
 
-    base_shards.Unit.ask = counting  # type: ignore[method-assign, assignment]
+    units.Unit.ask = counting  # type: ignore[method-assign, assignment]
     rows = prepare(config).train
     plan = make_plan(config, rows_per_epoch(rows), world_size=world.size)
     batch = Feed(rows, plan, 0, world, even=True).step(0).batches[0]
@@ -651,11 +652,11 @@ def moved_and_held(
 
     # Without numbers no weight has an address, by which the same ones are known.
     monkeypatch.setattr(torch.nn.Parameter, "data_ptr", lambda p: p.untyped_storage()._cdata)
-    monkeypatch.setattr(base_shards, "_ALL_GATHER", gather)
-    base_shards.cut(lm, World(size=ranks, device=torch.device("meta")))
+    monkeypatch.setattr(units, "_ALL_GATHER", gather)
+    cutting.cut(lm, World(size=ranks, device=torch.device("meta")))
     shards = base_shards.of(lm)
     assert shards is not None
-    modules, _ = base_shards._cut_modules(lm)
+    modules, _ = cutting.cut_modules(lm)
     hidden = torch.zeros(1)
     for module in modules:
         module.forward = lambda x: 2 * x
@@ -684,7 +685,7 @@ def test_a_fake_world_holds_and_moves_what_the_plan_says(
     memory = forecast(RankWork.of(config, plan), weights)
     assert memory is not None
 
-    moved, most, units = moved_and_held(lm, ranks, monkeypatch)
+    moved, most, of_units = moved_and_held(lm, ranks, monkeypatch)
     borrowed = memory.parts["weights, borrowed: two layers, or one and a table of tokens"]
     assert most == pytest.approx(memory.parts["weights"] + borrowed, rel=0.05)
     # docs/models.md: all layers twice but for the last one, each table once for each use.
@@ -692,7 +693,7 @@ def test_a_fake_world_holds_and_moves_what_the_plan_says(
     layers = 2 * weights.parameters - table * (1 if shape.tie_word_embeddings else 2)
     formula = 2 * layers - layers / shape.num_hidden_layers + 2 * table
     assert moved == pytest.approx((ranks - 1) / ranks * formula, rel=0.05)
-    assert sum(units) == pytest.approx(2 * weights.parameters, rel=0.05)
+    assert sum(of_units) == pytest.approx(2 * weights.parameters, rel=0.05)
 
 
 def adapters_of(world: World, config: Config, is_known: bool) -> tuple[dict[str, Any], int]:

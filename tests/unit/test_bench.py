@@ -16,7 +16,7 @@ from kubetune.cli.local import bench
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.models import base_shards
+from kubetune.models.sharded_base import base_shards
 from kubetune.plan import measured
 from kubetune.plan.model_shapes import read_weights, shapes_of
 from kubetune.plan.plan import make_plan

@@ -1,6 +1,6 @@
 """One model over all ranks: each holds a slice of every weight and borrows the rest while a layer runs (FSDP2).
 
-So is a model that is trained in full; a frozen base is cut by `base_shards`. What both have to do is asked for here.
+So is a model that is trained in full; a frozen base is cut in bytes (sharded_base). What both have to do is asked for here.
 Layers are cut by `torch.distributed.fsdp.fully_shard`; transformers reads only a rank's slices. Two ranks:
 
                           rank 0                     rank 1
@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -39,8 +40,9 @@ from kubetune.config.schema import TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.distributed.process_group import World
-from kubetune.models import base_shards, loading, patches, slice_patches, weight_files
+from kubetune.models import loading, patches, slice_patches, weight_files
 from kubetune.models.model_spec import ModelSpec
+from kubetune.models.sharded_base import base_shards
 from kubetune.plan.model_shapes import TOWERS
 
 Result = TypeVar("Result")
@@ -75,11 +77,15 @@ def load(
 ) -> nn.Module:
     """Return the model of `loading.load_pretrained`, sharded if training asks for it.
 
-    Sharded, it is on no rank ever whole, if the patches of transformers fit (patches.py).
+    Sharded, it is on no rank ever whole, if the patches of transformers fit (patches.py). Under adapters it is frozen, and
+    cut in bytes (sharded_base).
 
     `frozen`: an expression for the names of what does not learn of a model trained in full, which every rank has whole.
     `labels`: settings of a classifier.
     """
+    is_cut = is_wanted(training.parallelism, world)
+    if is_cut and spec.lora is not None:
+        spec = replace(spec, cut_over=world)
     read = partial(
         loading.load_pretrained,
         auto_class,
@@ -88,11 +94,8 @@ def load(
         require_finite=partial(_require_finite_everywhere, world),
         **labels,
     )
-    if not is_wanted(training.parallelism, world):
+    if not is_cut or spec.lora is not None:
         return read()
-    if spec.lora is not None:
-        with base_shards.Reader(world, spec.lora.modules_to_save).reading():
-            return read()
 
     # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
     arithmetic = loading.choose_dtype(spec.model.dtype, world.device)

@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +36,11 @@ from kubetune.data.reading.hub import (
     is_local,
 )
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.models import base_shards, patches, quantization, weight_files
+from kubetune.models import patches, quantization, weight_files
 from kubetune.models.adapters import saved
 from kubetune.models.mixtures.stacked_experts import swap_experts
+from kubetune.models.sharded_base import base_shards
+from kubetune.models.sharded_base.reading import Reader
 from kubetune.plan import model_shapes
 from kubetune.plan.base_model import Embeddings, require_plain_config, require_whole_groups
 from kubetune.plan.linears import UNQUANTISED, is_expert
@@ -113,19 +115,8 @@ def load_pretrained(
     settings |= _settings_of_codes(quantised, facts, device)
     # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
-
-    transformers_logging.disable_progress_bar()
-    with explain(model), patches.without_load_report():
-        loaded, differences = auto_class.from_pretrained(
-            model.path,
-            revision=model.revision,
-            local_files_only=model.local_files_only,
-            token=hub_token(),
-            trust_remote_code=model.trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-            **settings,
-        )
+    reader = _reader_of(spec)
+    loaded, differences = _read(auto_class, model, reader, settings)
 
     classifies = "num_labels" in settings
     # Only the head of a classifier may have other shapes than the file: it is drawn again.
@@ -137,9 +128,38 @@ def load_pretrained(
     placed = _placed(loaded, device, quantised is not None)
     if quantised is not None:
         logs.MODEL.info("%s", quantization.describe(spec.quantization, arithmetic, device))
-    require_finite(f"model {model.path}", placed.named_parameters())
-    base_shards.cut_if_wanted(placed)
+    if reader is None:
+        require_finite(f"model {model.path}", placed.named_parameters())
+    else:
+        reader.cut(placed)
     return placed
+
+
+def _reader_of(spec: ModelSpec) -> Reader | None:
+    """Return what cuts a model while it is read; None for one that each rank has whole."""
+    if spec.cut_over is None:
+        return None
+    return Reader(spec.cut_over, spec.lora.modules_to_save if spec.lora else ())
+
+
+def _read(
+    auto_class: Any, model: ModelConfig, reader: Reader | None, settings: Mapping[str, Any]
+) -> tuple[Any, Mapping[str, Any]]:
+    """Return a model and how its files differ from it, as `from_pretrained` does."""
+    transformers_logging.disable_progress_bar()
+    reading = nullcontext() if reader is None else reader.reading()
+    with explain(model), patches.without_load_report(), reading:
+        result: tuple[Any, Mapping[str, Any]] = auto_class.from_pretrained(
+            model.path,
+            revision=model.revision,
+            local_files_only=model.local_files_only,
+            token=hub_token(),
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+            **settings,
+        )
+        return result
 
 
 def _settings_of_codes(

@@ -27,6 +27,7 @@ class ModelSpec:
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)  # how answers are drawn, of any task
     distill: DistillConfig = field(default_factory=DistillConfig)
+    cut_over: World | None = None  # ranks that share it as a frozen base; None: each has all of it
 
     @classmethod
     def of(cls, config: Config) -> ModelSpec:

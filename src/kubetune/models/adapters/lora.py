@@ -12,9 +12,9 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.config.schema import LoraConfig
-from kubetune.models import base_shards
 from kubetune.models.mixtures.stacked_experts import swap_experts
 from kubetune.models.mixtures.targets import find_targets, has_matrix, unreached_names
+from kubetune.models.sharded_base import base_shards
 from kubetune.plan.base_model import lacks_whole_modules
 from kubetune.plan.linears import targeted
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from kubetune.base import logs
 from kubetune.config.schema.distill import ITSELF
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main, raise_first
-from kubetune.models import base_shards, fsdp
+from kubetune.models import fsdp
 from kubetune.models.learner import Learner
 from kubetune.models.loading import choose_dtype, config_of
 from kubetune.rundir import heartbeat, metrics
@@ -175,13 +174,10 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     heartbeat.beat("loading")
     logs.STEP.info("loading the teacher %s", source.name)
     longest = _longest(start)
-    reading: AbstractContextManager[None] = nullcontext()
     if fsdp.is_sharded(learner.model):
         # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.
-        whole = source.spec.lora.modules_to_save if source.spec.lora else ()
-        reading = base_shards.Reader(start.world, whole).reading()
-    with reading:
-        return load_teacher(source, data.tokenizer, start.world.device, longest)
+        source = replace(source, spec=replace(source.spec, cut_over=start.world))
+    return load_teacher(source, data.tokenizer, start.world.device, longest)
 
 
 def _longest(start: RankStart) -> int:

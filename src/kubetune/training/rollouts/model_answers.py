@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.config.schema import GrpoConfig
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed.process_group import World
-from kubetune.models import base_shards, fsdp
+from kubetune.models import fsdp
 from kubetune.models.learner import Learner
 from kubetune.models.loading import load_pretrained
 from kubetune.models.model_spec import ModelSpec
@@ -153,8 +153,8 @@ def reference_of(spec: ModelSpec, world: World, learner: Learner) -> Learner | N
     if spec.lora is not None:
         return learner
     spec = spec.decided_for(world)
-    is_cut = fsdp.is_sharded(learner.model)
-    with base_shards.Reader(world, ()).reading() if is_cut else nullcontext():
-        model = load_pretrained(AutoModelForCausalLM, spec, world.device)
+    if fsdp.is_sharded(learner.model):
+        spec = replace(spec, cut_over=world)
+    model = load_pretrained(AutoModelForCausalLM, spec, world.device)
     model.eval().requires_grad_(False)
     return replace(causal_lm.TASK.learner_of(model, spec), grpo=spec.grpo)

@@ -13,8 +13,9 @@ from kubetune.base.humanize import size
 from kubetune.batching.batch import collate
 from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.errors import ModelError, first_line
-from kubetune.models import base_shards, fsdp
+from kubetune.models import fsdp
 from kubetune.models.padding_free import FOREIGN_ERRORS, own_attention
+from kubetune.models.sharded_base import base_shards
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.scoring.generation import acting_settings
 from kubetune.tasks.grpo.task import log_probabilities, settings_of

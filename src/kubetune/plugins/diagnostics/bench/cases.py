@@ -59,7 +59,7 @@ LAYERS: dict[str, Any] = {"training.compile": "layers"}
 # Names of cases with a base in parts.
 PARTS = "LoRA, bfloat16, base in parts"
 PARTS_LATE = f"{PARTS}, none gathered ahead"
-# As models/base_shards has it, which imports torch.
+# As models/sharded_base has it, which imports torch.
 GATHER_LATE = "KUBETUNE_GATHER_LATE"
 FP8: dict[str, Any] = {"training.fp8": True}
 
