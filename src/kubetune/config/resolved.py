@@ -55,18 +55,23 @@ def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved confi
             text = json.dumps(source)
         return Config.model_validate_json(text, strict=True)
     except ValidationError as error:
-        reasons = []
-        for detail in error.errors(include_url=False)[:_SHOWN_PROBLEMS]:
-            # A check of the whole config has no place in it.
-            where_and_what = f"{dotted(detail['loc'])}: {detail['msg']}"
-            reasons.append(where_and_what.removeprefix(": "))
-        reason = "; ".join(reasons)
+        reason = "; ".join(problems_of(error)[:_SHOWN_PROBLEMS])
     except (OSError, ValueError, TypeError, RecursionError) as error:  # also what is no UTF-8
         reason = str(error)
     name = source if isinstance(source, Path) else where
     raise ConfigError(
         f"{name}: not a config written by this version of kubetune, or a damaged one: {reason}"
     )
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """Return what is wrong with the values of a config, each with its dotted key."""
+    problems = []
+    for detail in error.errors(include_url=False):
+        # What several keys disagree about has no place in the config, and names them itself.
+        text = f"{dotted(detail['loc'])}: {detail['msg'].removeprefix('Value error, ')}"
+        problems.append(text.removeprefix(": "))
+    return problems
 
 
 def read_config(run_dir: Path) -> Config:

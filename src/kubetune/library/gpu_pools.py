@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from kubetune.base.gpus import visible_gpus
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
-from kubetune.config.schema.compute import ComputeConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plan.devices import gpu_bytes
 from kubetune.plan.proposals import GpuPool
@@ -26,11 +25,7 @@ def gpu_pool(config: Config, written: str | None, environ: Mapping[str, str]) ->
         return _of_cluster(config.kubernetes)
     if written is not None:
         return GpuPool.parse(written)
-    return _of_run(config.compute, environ)
-
-
-def _of_run(compute: ComputeConfig, environ: Mapping[str, str]) -> GpuPool:
-    """Return the GPUs that `compute` asks for, else those of this machine."""
+    compute = config.compute
     gpus = compute.gpus_per_node
     if gpus is None:
         gpus = visible_gpus(environ)
@@ -56,10 +51,7 @@ def _of_cluster(kubernetes: KubernetesConfig | None) -> GpuPool:
         nodes = gpus_of_nodes(open_cluster(kubernetes.namespace), kubernetes.gpu_resource)
     except ApiError as error:
         raise EnvironmentFault(f"the nodes of the cluster: {error}; {_WAYS_OUT}") from None
-    alike: Counter[tuple[int, int]] = Counter()
-    for node in nodes:
-        if node.gpu_bytes is not None:
-            alike[node.gpus, node.gpu_bytes] += 1
+    alike = Counter((node.gpus, node.gpu_bytes) for node in nodes if node.gpu_bytes is not None)
     if not alike:
         raise EnvironmentFault(
             f"no node of the cluster has both {kubernetes.gpu_resource} and the label {MEMORY_LABEL}; {_WAYS_OUT}"

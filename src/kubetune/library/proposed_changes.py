@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,7 @@ class Proposed:
         refused = [
             {"changes": dict(changes), "why": why} for changes, why in self.proposals.refused
         ]
-        return {
-            "nodes": pool.nodes,
-            "gpus_per_node": pool.gpus_per_node,
-            "gpu_bytes": pool.gpu_bytes,
-            "ways": ways,
-            "refused": refused,
-        }
+        return {**asdict(pool), "ways": ways, "refused": refused}
 
 
 def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Proposed:

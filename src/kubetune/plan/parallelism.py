@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kubetune.base.humanize import size
 from kubetune.config.schema import Config
-from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
 from kubetune.plan.devices import gpu_here
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
-from kubetune.plan.proposals import RunToPlace, Way, first_that_fits, parallelisms
+from kubetune.plan.proposals import parallelisms
 
 
 class Choice(NamedTuple):
@@ -37,21 +37,17 @@ def decide_parallelism(
         key = "compute.memory" if plan.device == "cpu" else "compute.gpu_memory"
         return Choice(in_parts, f"the memory of a process is not known here ({key})", False)
     weights = read_weights(config.model.path, environ)
-
-    def planned_costs(changed: Config, plan: Plan, memory: int) -> Costs:
-        device = DeviceFacts(gpu_here(plan.device), memory)
-        return costs_of(changed, plan, DataTotals(None, None), device, environ, weights)
-
-    ways: Sequence[Way] = ()
-    if weights is not None:
-        ways = first_that_fits(RunToPlace(config, lambda _: plan, planned_costs), memory)
-    if not ways:
-        why = f"the sizes of {config.model.path} are not known before it is loaded"
-        return Choice(in_parts, why, False)
+    device = DeviceFacts(gpu_here(plan.device), memory)
     needs = []
-    for way in ways:
-        needs.append(f"{size(way.memory.peak_bytes)} with {way.config.training.parallelism}")
-    text = f"a process has {size(memory)} and takes about {', '.join(needs)}"
-    if not ways[-1].fits:
-        text += ": neither fits"
-    return Choice(ways[-1].config.training.parallelism, text)
+    for parallelism in (whole, in_parts):
+        training = config.training.model_copy(update={"parallelism": parallelism})
+        changed = config.model_copy(update={"training": training})
+        taken = costs_of(changed, plan, DataTotals(None, None), device, environ, weights).memory
+        if taken is None:
+            why = f"the sizes of {config.model.path} are not known before it is loaded"
+            return Choice(in_parts, why, False)
+        needs.append(f"{size(taken.peak_bytes)} with {parallelism}")
+        why = f"a process has {size(memory)} and takes about {', '.join(needs)}"
+        if taken.fits:
+            return Choice(parallelism, why)
+    return Choice(in_parts, f"{why}: neither fits")

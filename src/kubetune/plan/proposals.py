@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kubetune.config.resolved import resolved
+from kubetune.config.resolved import problems_of, resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.errors import ConfigError
@@ -73,12 +73,7 @@ class Way:
     config: Config
     plan: Plan
     costs: Costs
-
-    @property
-    def memory(self) -> Forecast:
-        """Return the peak of a GPU."""
-        assert self.costs.memory is not None
-        return self.costs.memory
+    memory: Forecast  # that of `costs`
 
     @property
     def fits(self) -> bool:
@@ -196,35 +191,12 @@ class _Base:
                 wanted["training.gradient_accumulation_steps"] = None
         to_write = self.differing(wanted)
         config = _config_of(_with(self.tree, to_write))
-        return _way(self.run, to_write, config, self.pool.gpu_bytes)
-
-
-def _way(run: RunToPlace, changes: Changes, config: Config, gpu_bytes: int) -> Way | None:
-    """Return the way of a changed config. None if the sizes of the model are not known."""
-    plan = run.plan_of(config)
-    costs = run.costs_of(config, plan, gpu_bytes)
-    if costs.memory is None:
-        return None
-    gives_same = not {"lora", "quantization", "training.optim"} & changes.keys()
-    return Way(changes, gives_same, config, plan, costs)
-
-
-def first_that_fits(run: RunToPlace, device_bytes: int) -> tuple[Way, ...]:
-    """Return the ways to share the work of a run as its file says, up to the first that fits a device.
-
-    There are none for a model whose sizes are not known.
-    """
-    ways: list[Way] = []
-    for parallelism in parallelisms(run.config.lora):
-        changes = {"training.parallelism": parallelism}
-        config = _config_of(_with(resolved(run.config), changes))
-        way = _way(run, changes, config, device_bytes)
-        if way is None:
-            return ()
-        ways.append(way)
-        if way.fits:
-            break
-    return tuple(ways)
+        plan = self.run.plan_of(config)
+        costs = self.run.costs_of(config, plan, self.pool.gpu_bytes)
+        if costs.memory is None:
+            return None
+        gives_same = not {"lora", "quantization", "training.optim"} & to_write.keys()
+        return Way(to_write, gives_same, config, plan, costs, costs.memory)
 
 
 def _with_most_rows(base: _Base, changes: Changes) -> Way | None:
@@ -263,13 +235,7 @@ def _config_of(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate_json(json.dumps(tree), strict=True)
     except ValidationError as error:
-        texts = []
-        for problem in error.errors(include_url=False):
-            # What several keys disagree about names them itself.
-            key = ".".join(str(part) for part in problem["loc"])
-            text = problem["msg"].removeprefix("Value error, ")
-            texts.append(f"{key}: {text}" if key else text)
-        raise ConfigError(texts) from None
+        raise ConfigError(problems_of(error)) from None
 
 
 def least_gpu_bytes(run: RunToPlace, way: Way) -> int:
