@@ -14,6 +14,7 @@ from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
+from kubetune.config.schema.quantities import quantity, quantity_bytes
 from kubetune.errors import ConfigError
 from kubetune.library.gpu_pools import gpu_pool
 from kubetune.library.measured_choices import with_measured_choices
@@ -209,6 +210,26 @@ def test_a_way_is_written_in_the_run_file_and_comments_stay(tmp_path: Path) -> N
     assert written.compute.gpus_per_node == 2
     assert written.training.global_batch_size == 32
     assert make_plan(written).per_device_train_batch_size == way.plan.per_device_train_batch_size
+
+
+def test_a_way_is_written_for_its_gpus_whatever_the_file_had_before(tmp_path: Path) -> None:
+    file = a_run_file(tmp_path, RUN_FILE + "compute: {{processes: 4, gpu_memory: 80Gi}}\n")
+    pool = GpuPool.parse("2x24564MiB")
+    run = run_of()
+    way = propose(RunToPlace(load_config(file), run.plan_of, run.costs_of), pool).best
+    assert way is not None
+    write_way(file, way, pool)
+    compute = load_config(file).compute
+    assert (compute.gpus_per_node, compute.processes, compute.gpu_memory) == (2, None, "24564Mi")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(24 * 10**9, "24G"), (80 * 2**30, "80Gi"), (25_757_220_864, "24564Mi"), (1001, "1001")],
+)
+def test_bytes_are_written_as_short_as_they_can_be(number: int, text: str) -> None:
+    assert quantity(number) == text
+    assert quantity_bytes(text) == number
 
 
 def test_a_file_that_cannot_be_changed_key_by_key_stays(tmp_path: Path) -> None:

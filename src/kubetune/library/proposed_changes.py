@@ -17,6 +17,7 @@ from kubetune.base.humanize import counted, duration, size
 from kubetune.base.yaml_reader import FileText
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
+from kubetune.data.reading.hub import is_local
 from kubetune.errors import ConfigError, ModelError
 from kubetune.library.plan_forecast import plan_of, totals_of
 from kubetune.library.plans import measure_data
@@ -125,10 +126,11 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
     """
     weights = read_weights(config.model.path, environ)
     if weights is None:
-        raise ModelError(
-            f"model {config.model.path}: its sizes are not known; at least its config.json must be on this machine "
-            f"(`hf download {config.model.path} config.json`)"
-        )
+        path = config.model.path
+        remedy = "expected a folder with a config.json"
+        if not is_local(path):
+            remedy = f"at least its config.json must be on this machine (`hf download {path} config.json`)"
+        raise ModelError(f"model {path}: its sizes are not known; {remedy}")
     data = measure_data(config, environ)
 
     def planned_costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
@@ -195,8 +197,7 @@ def write_way(file: Path, way: Way, pool: GpuPool) -> None:
         tree = yaml.load(text)
     except YAMLError as error:
         raise ConfigError(f"{file}: {error}") from None
-    placement: Changes = {"compute.nodes": pool.nodes, "compute.gpus_per_node": pool.gpus_per_node}
-    for key, value in {**placement, **way.changes}.items():
+    for key, value in {**pool.placement, **way.changes}.items():
         _set(tree, key, value, file)
     stream = io.StringIO()
     yaml.dump(tree, stream)
@@ -223,12 +224,8 @@ def _set(tree: Any, key: str, value: Any, file: Path) -> None:
 def _require_same(text: str, way: Way, file: Path) -> None:
     """Raise ConfigError if a changed run file says something else than the way. Other sources may say more."""
     config = load_config(FileText(file, text))
-    wanted = way.config.training
-    if (config.training, config.lora, config.quantization) != (
-        wanted,
-        way.config.lora,
-        way.config.quantization,
-    ):
-        raise ConfigError(
-            f"{file}: a variable or an option says otherwise than the file; write {written(way.changes)} yourself"
-        )
+    for section in ("training", "lora", "quantization", "compute"):
+        if getattr(config, section) != getattr(way.config, section):
+            raise ConfigError(
+                f"{file}: a variable or an option says otherwise than the file; write {written(way.changes)} yourself"
+            )

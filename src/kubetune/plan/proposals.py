@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from kubetune.config.resolved import problems_of, resolved
 from kubetune.config.schema import Config
-from kubetune.config.schema.quantities import quantity_bytes
+from kubetune.config.schema.quantities import quantity, quantity_bytes
 from kubetune.errors import ConfigError
 from kubetune.plan.costs import Costs
 from kubetune.plan.forecast import Forecast
@@ -47,6 +47,16 @@ class GpuPool:
     def gpus(self) -> int:
         """Return the number of GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def placement(self) -> Changes:
+        """Return the changes of a run file by which a run is on these GPUs."""
+        return {
+            "compute.nodes": self.nodes,
+            "compute.gpus_per_node": self.gpus_per_node,
+            "compute.processes": None,
+            "compute.gpu_memory": quantity(self.gpu_bytes),
+        }
 
     @classmethod
     def parse(cls, text: str) -> GpuPool:
@@ -156,13 +166,7 @@ class _Base:
 
     @classmethod
     def of(cls, run: RunToPlace, pool: GpuPool) -> _Base:
-        placement = {
-            "compute.nodes": pool.nodes,
-            "compute.gpus_per_node": pool.gpus_per_node,
-            "compute.processes": None,
-            "compute.gpu_memory": str(pool.gpu_bytes),
-        }
-        tree = _with(resolved(run.config), placement)
+        tree = _with(resolved(run.config), pool.placement)
         # A batch that cannot be split on these GPUs is refused with each way.
         try:
             samples = run.plan_of(_config_of(tree)).global_batch_size

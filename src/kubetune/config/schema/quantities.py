@@ -33,6 +33,15 @@ def quantity_bytes(text: str) -> int:
     return int(float(digits) * factor)
 
 
+def quantity(number: int) -> str:
+    """Return the shortest quantity of so many bytes: `24G`, `24564Mi`."""
+    candidates = [str(number)]
+    for unit, factor in UNITS.items():
+        if number % factor == 0:
+            candidates.append(f"{number // factor}{unit}")
+    return min(candidates, key=len)
+
+
 def _as_text(value: Any) -> Any:
     """Return the text of a number or truth value, since environment variables hold only texts: "false" for false."""
     if isinstance(value, bool):
