@@ -136,7 +136,7 @@ def _deepspeed(value: Any, _: Draft) -> Outcome:
     """Take ZeRO-2 and ZeRO-3 for sharding."""
     if "zero3" in str(value) or "zero2" in str(value):
         return near("fsdp", "FSDP2 shards weights, gradients and state, as ZeRO-3")
-    return dropped("use training.parallelism: fsdp where the model does not fit one GPU")
+    return dropped("use training.parallelism: auto where the model does not fit one GPU")
 
 
 def _finish(draft: Draft) -> None:

@@ -21,7 +21,7 @@ _NODES: Final = "several nodes: see compute.nodes and `kubetune submit`"
 _QUANTISED: Final = "the base is quantised by `quantization`"
 _NOT_SPLIT: Final = (
     "no splitting along a sequence or layer: data are dealt to processes, and weights sharded by "
-    "training.parallelism: fsdp"
+    "training.parallelism: fsdp, or shard_base under LoRA"
 )
 
 # By names and patterns: the reason, or a tuple of it and the values with which these keys do nothing.
@@ -38,7 +38,7 @@ DROPPED: Final[Mapping[str, Any]] = {
         "the teacher stays where it is; one too large for a GPU is read in shards, or asked by its servers",
     "optimizer_cpu_offload optimizer_offload_fraction offload_* *_cpu_offload layer_offloading "
     "lora_on_cpu kt_* use_kt optimizer_cuda_graph":
-        "nothing is moved to the host; use training.parallelism: fsdp where the model does not fit one GPU",
+        "nothing is moved to the host; use training.parallelism: auto where the model does not fit one GPU",
     "freeze_trainable_* freeze_extra_modules freeze_parameters* trainable_parameters* freeze_mm_modules lisa_* "
     "spectrum_* use_llama_pro llamapro_* unfrozen_*":
         "either adapters or every parameter is trained; lora.target_modules says which layers learn",

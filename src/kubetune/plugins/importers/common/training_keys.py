@@ -304,7 +304,7 @@ TRAINING = Table(
         "do_predict": ("see `kubetune generate`", False),
         "lr_scheduler_kwargs": "schedules have no settings of their own",
         "optim_args": "AdamW's settings are training.adam_beta1, adam_beta2 and adam_epsilon",
-        "deepspeed": "use training.parallelism: fsdp where the model does not fit one GPU",
+        "deepspeed": "use training.parallelism: auto where the model does not fit one GPU",
     },
     unneeded={
         "tf32": "matrix products of float32 use TF32 where the GPU has it",
