@@ -91,8 +91,9 @@ def lines_of(svg: str) -> dict[int, tuple[set[str], list[tuple[float, float]]]]:
 def test_lines_lie_where_values_do(tmp_path: Path) -> None:
     facts = sweep_facts(write_sweep(tmp_path, MIXED))
     assert [trial.number for trial in facts.trials] == [1, 5, 0, 2, 3, 4]
-    lines = lines_of(draw(facts))
-    assert sorted(lines) == [0, 1, 2, 3, 4, 5]
+    wide, tall = draw(facts)
+    lines = lines_of(wide)
+    assert sorted(lines) == sorted(lines_of(tall)) == [0, 1, 2, 3, 4, 5]
     top, bottom = 66.0, 322.0
     middle = (top + bottom) / 2
     # 1e-3 is half of the way from 1e-5 to 1e-1, by the logarithm; 8 is the lowest of three choices.
@@ -110,8 +111,13 @@ def test_lines_lie_where_values_do(tmp_path: Path) -> None:
     assert "6 trials: 3 done" in facts.summary
     assert "1 stopped early" in facts.summary
     assert "Without a result: 2" in facts.summary
+    # On a phone the axes lie below each other: values go to the right, and all of it fits.
+    points = {number: points for number, (_, points) in lines_of(tall).items()}
+    assert [x for x, _ in points[2]] == [336, 336, 336]
+    assert points[1][0][1] < points[1][1][1] < points[1][2][1]
+    assert 'viewBox="0 0 348' in tall
     more = sweep_facts(write_sweep(tmp_path, MIXED, search_of(greater=True)))
-    assert lines_of(draw(more))[0][0] == {"trial", "done", "part-50", "best"}
+    assert lines_of(draw(more)[0])[0][0] == {"trial", "done", "part-50", "best"}
 
 
 def test_dots_lie_where_values_do(tmp_path: Path) -> None:
@@ -139,7 +145,7 @@ def test_what_cannot_be_drawn_is_counted(tmp_path: Path) -> None:
     del lacking.values["training.learning_rate"]
     strange = trial_of(3, "done", "1e-3", "64", math.nan)
     facts = sweep_facts(write_sweep(tmp_path, [*MIXED[:2], lacking, strange]))
-    lines = lines_of(draw(facts))
+    lines = lines_of(draw(facts)[0])
     assert len(lines) == 4
     assert [len(points) for _, points in (lines[2], lines[3])] == [2, 2]
     assert "Without a result: 1" in facts.summary
@@ -164,7 +170,7 @@ def test_a_sweep_of_any_size_has_a_page(
 ) -> None:
     page = write_page(write_sweep(tmp_path, trials, search_of(*words))).read_text()
     assert sentence in page
-    assert page.count('<path class="trial ') == len(trials)
+    assert page.count('<path class="trial ') == 2 * len(trials), "wide, and for a phone"
     assert not re.search(r"(src|href)=\"https?:", page)
 
 
@@ -177,8 +183,8 @@ def test_five_hundred_trials_stay_a_small_page(tmp_path: Path) -> None:
         if number < 20:
             write_run(tmp_path / "trials" / f"{number:03d}", 60)
     page = write_page(write_sweep(tmp_path, trials)).read_text()
-    assert page.count('<path class="trial ') == page.count('<tr id="trial-') == 500
-    assert 'class="parallel many"' in page
+    assert page.count('<path class="trial ') == 2 * page.count('<tr id="trial-') == 1000
+    assert 'class="parallel wide many"' in page
     assert len(page) < 1_000_000
     results = page[page.index('class="compared"') :]
     heads = results[: results.index("</thead>")]

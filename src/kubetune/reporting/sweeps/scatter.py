@@ -16,6 +16,7 @@ from html import escape
 
 from markupsafe import Markup
 
+from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.sweeps.facts import Setting, SweepFacts
 from kubetune.reporting.sweeps.parallel import colour, scale_of, scale_of_results
 from kubetune.reporting.sweeps.scales import NumberScale
@@ -76,9 +77,9 @@ def _figure(sweep: SweepFacts, index: int, setting: Setting, of_results: NumberS
     middle = (_LEFT + _RIGHT) / 2
     parts.append(
         f'<text class="name" x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(setting.key)}</text>'
-        f'<text class="name" x="0" y="14">{escape(sweep.metric)}</text>'
+        f'<text class="name" x="0" y="14">{escape(label_of(sweep.metric))}</text>'
     )
-    title = f"{sweep.metric} by {setting.key}; the table of trials says the same"
+    title = f"{label_of(sweep.metric)} by {setting.key}; the table of trials says the same"
     return Markup(
         f'<svg class="scatter" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"

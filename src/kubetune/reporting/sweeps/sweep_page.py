@@ -39,6 +39,6 @@ def template_facts(sweep: SweepFacts) -> dict[str, Any]:
     return {
         "title": f"Sweep {sweep.name}",
         "sweep": sweep,
-        "figure": draw(sweep),
+        "figures": draw(sweep),
         "dots": draw_dots(sweep),
     }

@@ -2,7 +2,6 @@
 // Parallel axes: the trial that is pointed at, or chosen with the slider, is drawn over all others and named.
 (() => {
   const reach = 14; // pixels of the figure between the pointer and a line
-  const figure = () => document.querySelector(".parallel");
   const rows = () => [...document.querySelectorAll(".trials tbody tr")];
   const slider = () => document.querySelector("[data-trials]");
   let chosen = null; // number of a trial
@@ -18,9 +17,8 @@
 
   const choose = (number) => {
     chosen = number;
-    const svg = figure();
-    if (!svg) return;
-    const line = number === null ? null : svg.querySelector(`[data-trial="${number}"]`);
+    if (!slider()) return;
+    const line = number === null ? null : document.querySelector(`.parallel [data-trial="${number}"]`);
     document.querySelectorAll(".parallel, .scatter").forEach((other) => other.classList.toggle("choosing", Boolean(line)));
     document.querySelectorAll("[data-trial]").forEach((other) => other.classList.toggle("chosen", Boolean(line) && other.dataset.trial === number));
     rows().forEach((row) => row.classList.toggle("chosen", row.id === `trial-${number}`));
@@ -31,21 +29,21 @@
     slider().setAttribute("aria-valuetext", text);
   };
 
-  // Of all lines, the one that passes nearest above or below the pointer.
+  // Of all lines, the one that passes nearest to the pointer.
   const nearest = (event) => {
-    const svg = figure();
+    const svg = event.target.closest(".parallel");
     const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
     let [best, least] = [null, reach];
     for (const line of svg.querySelectorAll("[data-trial]")) {
       for (const part of line.getAttribute("d").slice(1).split("M")) {
         const points = part.split("L").map((point) => point.split(",").map(Number));
-        for (let i = 1; i < points.length; i += 1) {
-          const [[x0, y0], [x1, y1]] = [points[i - 1], points[i]];
-          if (at.x < x0 - reach || at.x > x1 + reach) continue;
-          const along = Math.min(1, Math.max(0, (at.x - x0) / (x1 - x0)));
-          const distance = Math.abs(y0 + along * (y1 - y0) - at.y);
+        points.slice(1).forEach(([x1, y1], i) => {
+          const [x0, y0] = points[i];
+          const [dx, dy] = [x1 - x0, y1 - y0];
+          const along = Math.min(1, Math.max(0, ((at.x - x0) * dx + (at.y - y0) * dy) / (dx * dx + dy * dy)));
+          const distance = Math.hypot(x0 + along * dx - at.x, y0 + along * dy - at.y);
           if (distance < least) [best, least] = [line.dataset.trial, distance];
-        }
+        });
       }
     }
     return best;
