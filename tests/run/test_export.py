@@ -645,6 +645,6 @@ def test_a_picture_of_curves() -> None:
     curves = drawn.findall("{http://www.w3.org/2000/svg}polyline")
     assert [len((curve.get("points") or "").split()) for curve in curves] == [63, 2]
     texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"Loss", "evaluation loss", "1,000"} <= set(texts)
+    assert {"Loss", "held-out loss", "1,000"} <= set(texts)
     assert picture.draw([{"step": 1, "loss": 2.0}, {"step": 1, "eval_loss": 2.0}]) is None
     assert picture.draw([]) is None

@@ -92,7 +92,7 @@ def test_a_run_records_and_shows_the_loss_of_each_source(inputs: Path, tmp_path:
     )
     assert "eval_loss by source: first/held-out.jsonl " in toy.log_of(run_dir)
     page = write_report([run_dir], tmp_path / "report.html").read_text()
-    assert "Evaluation loss by source" in page
+    assert "Held-out loss by source" in page
     assert "loss of first/held-out.jsonl" in page
     record = read_run(run_dir)
     classifier = replace(

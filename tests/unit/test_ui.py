@@ -31,6 +31,7 @@ from kubetune.reporting.histogram import shared_bars
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.reporting.reading import read_run
 from kubetune.reporting.rendering import labelled
+from kubetune.reporting.run_sentence import kind
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
@@ -518,13 +519,13 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
         page.locator("#said").get_by_text("are equally good").wait_for()
         with (run_dir / metrics.METRICS).open("a") as lines:
             lines.write('{"step": 63, "epoch": 1.0, "eval_loss": 1e-5}\n')
-        page.locator("#said").get_by_text("live has the lowest loss, 1e-05").wait_for()
+        page.locator("#said").get_by_text("live has the lowest held-out loss, 1e-05").wait_for()
     assert not errors
 
 
 def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:
     text = client.get("/compare?dir=first&dir=second").text
-    assert re.search(r"<td[^>]*>90 % <small>95 %: 81–95 %</small>", text)
+    assert re.search(r"<td[^>]*>90 % <small>81–95 %</small>", text)
     assert "/compare?dir=first&amp;dir=second" in text
 
 
@@ -569,7 +570,9 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
         assert shown is not None
         return shown.value.before, shown.value.after, shown.sure
 
-    assert point() == ("0", "94 %", "p = 1e-28 by McNemar, at step 60")
+    assert point() == (
+        "0", "94 %", "p = 1e-28 by McNemar, 81–95 % with 95 % confidence, at step 60"
+    )  # fmt: skip
     with client_of(tmp_path) as client:
         client.get("/", params={"token": TOKEN})
         listed = '<small class="from">0 →</small>94 %<small>exact match</small>'
@@ -615,7 +618,7 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
         assert shown is not None
         return shown.value.label, shown.value.after, shown.sure.partition(";")[0]
 
-    wilson = "95 %: 61.2–85.1 % of 48 held-out"  # of 36 of 48
+    wilson = "61.2–85.1 % with 95 % confidence, of 48 held-out"  # of 36 of 48
     assert point("preference", accuracy=0.75, margin=1.0) == (
         "accuracy", "75 %", f"{wilson} pairs, at step 60"
     )  # fmt: skip
@@ -623,21 +626,58 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
         "agreement with the preferred answers", "75 %", f"{wilson} pairs, at step 60",
     )  # fmt: skip
     assert point("sequence_classification", accuracy=0.75, f1_macro=0.7) == (
-        "F1 macro", "70 %", f"accuracy {wilson} rows, at step 60"
+        "F1 macro", "70 %", "of 48 held-out rows, at step 60"
     )  # fmt: skip
-    assert point("preference", accuracy=1.0)[2].startswith("95 %: 92.6–100 % of 48")
+    # F1 is no share of rows: its interval is not known, that of the accuracy stands beside it.
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert [(value.label, value.sure) for value in shown.beside] == [
+        ("accuracy", "61.2–85.1 % with 95 % confidence"), ("held-out loss", "")
+    ]  # fmt: skip
+    assert point("preference", accuracy=1.0)[2].startswith("92.6–100 % with 95 % confidence")
     # What got worse beside a better point is marked.
     (run_dir / metrics.BASE).write_text('{"metrics": {"eval_loss": 0.4, "eval_accuracy": 0.5}}')
     point("preference", accuracy=0.75)
     shown = hero(read_run(run_dir))
     assert shown is not None
     assert not shown.is_worse
-    assert [(value.label, value.is_worse) for value in shown.beside] == [("loss", True)]
+    assert [(value.label, value.is_worse) for value in shown.beside] == [("held-out loss", True)]
     (run_dir / metrics.BASE).unlink()
-    assert point("grpo", exact_match=0.5, reward=1.5, reward_std=0.2)[:2] == ("reward", "1.5")
+    assert point("grpo", exact_match=0.5, reward=1.5, reward_std=0.2) == (
+        "reward", "1.5", "1.443–1.557 with 95 % confidence, of 48 held-out rows, at step 60",
+    )  # fmt: skip
     shown = hero(read_run(run_dir))
     assert shown is not None
     assert [value.label for value in shown.beside] == ["spread of rewards", "exact match"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"task": "causal_lm"}, "Supervised fine-tuning (SFT) of MODEL"),
+        ({"task": "preference"}, "Preference (DPO) of MODEL"),
+        ({"task": "preference", "preference": {"loss": "simpo"}}, "Preference (SimPO) of MODEL"),
+        ({"task": "reward_model"}, "Reward model, from MODEL"),
+        (
+            {"task": "sequence_classification", "classification": {"labels": ["good", "bad"]}},
+            "Classifier, 2 classes, from MODEL",
+        ),
+        (
+            {"task": "grpo", "rewards": [{"name": "exact_match"}, {"name": "json_valid"}]},
+            "GRPO of MODEL, rewarded by exact_match + json_valid",
+        ),
+        ({"task": "distill", "distill": {"teacher": "big/teacher"}}, "MODEL distilled from big/teacher"),
+        ({"task": "distill", "distill": {"teacher": "self"}}, "MODEL distilled from itself"),
+    ],
+)  # fmt: skip
+def test_a_run_says_what_it_learns_in_words(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    resolved = json.loads((run_dir / "resolved.json").read_text())
+    (run_dir / "resolved.json").write_text(json.dumps({**resolved, **settings}))
+    run = read_run(run_dir)
+    assert kind(run) == words.replace("MODEL", run.model)
 
 
 def test_answers_before_and_after_share_their_bars() -> None:
@@ -691,7 +731,10 @@ def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
             json.dumps({**settings, "task": "reward_model"})
         )
         text = compared()
-        assert "causal_lm: a; reward_model: b. Their losses and scores measure different" in text
+        assert (
+            "Supervised fine-tuning (SFT): a; Reward model: b. Their losses and scores measure different"
+            in text
+        )
         assert "None can be called the best: they learn different tasks." in text
         assert 'class="best"' not in text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kubetune.reporting.chart import Chart, Line
-from kubetune.reporting.point import label_of
+from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.reading import OF_SOURCE, metric_keys
 from kubetune.reporting.run_charts import (
     Runs,
@@ -32,8 +32,6 @@ def evaluation_charts(runs: Runs, apart: str = "") -> list[Chart]:
         if key == apart:
             continue
         name = label_of(key)
-        if key == "eval_loss":
-            name = "loss of held-out answers"
         if key.startswith(OF_SOURCE):
             source = key.removeprefix(OF_SOURCE)
             sources[source] = of_runs
@@ -44,7 +42,7 @@ def evaluation_charts(runs: Runs, apart: str = "") -> list[Chart]:
 
     charts = []
     if sources:
-        title = "Evaluation loss by source"
+        title = "Held-out loss by source"
         axis = loss_axis(runs)
         lines = _lines(runs, sources)
         charts.append(Chart("sources", title, "fixed", lines, axis=axis))
@@ -52,7 +50,7 @@ def evaluation_charts(runs: Runs, apart: str = "") -> list[Chart]:
     if len(runs) == 1 and len(scores) > 1:
         axis = ", ".join(scores)
         lines = _lines(runs, scores)
-        charts.append(Chart("scores", "Evaluation scores", "percent", lines, axis=axis))
+        charts.append(Chart("scores", "Held-out scores", "percent", lines, axis=axis))
         scores = {}
     for unit, of_unit in (("percent", scores), ("fixed", others)):
         for name, of_runs in of_unit.items():

@@ -9,14 +9,19 @@ from kubetune.base.humanize import counted, duration, number, share, short
 from kubetune.config.metric_names import full_name, is_greater_better, is_share
 from kubetune.reporting import cards
 from kubetune.reporting.chart import Chart, Line
-from kubetune.reporting.point import before_and_after, label_of, measure, point, sureness
+from kubetune.reporting.look.metric_values import label_of
+from kubetune.reporting.point import Measured, before_and_after, measure, point, sureness
 from kubetune.reporting.reading import POINTS, RunRecord
+from kubetune.reporting.rendering import turns
 from kubetune.reporting.run_charts import column
 from kubetune.reporting.series import Series
 
 # What stands beside the point, where an evaluation has it.
-_BESIDE = ("reward_std", "reward", "exact_match", "margin", "f1_macro", "accuracy", "loss")
+_BESIDE = (
+    "reward_std", "reward", "exact_match", "divergence", "margin", "f1_macro", "accuracy", "loss"
+)  # fmt: skip
 _MOST_BESIDE = 2
+_MOST_CLASSES = 4  # that it names
 # Measures of steps that a run without evaluations is about.
 _OF_STEPS = ("reward", "divergence", "accuracy", "loss")
 _BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
@@ -41,6 +46,7 @@ class Value:
     before: str  # "" where it is not known
     after: str
     is_worse: bool = False
+    sure: str = ""  # its interval, where it has one
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ class Hero:
     is_worse: bool
     beside: Sequence[Value]
     curve: Chart | None
-    example: Mapping[str, str] | None = None  # asked, before, after: of an answer that got better
+    # Of an answer that got better what was asked, before and after; of a classifier the classes of its rows.
+    example: Sequence[tuple[str, str]] = ()
     scale: Mapping[str, int] | None = None  # where a share lies between 0 and 100
 
 
@@ -65,12 +72,9 @@ def hero(run: RunRecord) -> Hero | None:
     for measure_beside in _BESIDE:
         other = measure(run, run.of_best or run.base, f"eval_{measure_beside}")
         if other and other.name != shown.name and len(beside) < _MOST_BESIDE:
-            beside.append(Value(other.label, *other.texts, other.is_worse))
-    label = shown.label
-    if run.config.task == "reward_model" and shown.name == "eval_accuracy":
-        label = "agreement with the preferred answers"
+            beside.append(Value(other.label, *other.texts, other.is_worse, other.confidence))
     return Hero(
-        Value(label, *shown.texts),
+        Value(_label(run, shown), *shown.texts),
         sureness(run, shown),
         shown.is_worse,
         beside,
@@ -78,6 +82,16 @@ def hero(run: RunRecord) -> Hero | None:
         _example(run, shown.name),
         shown.on_scale,
     )
+
+
+def _label(run: RunRecord, shown: Measured) -> str:
+    """Return what the point of a run is called: of two classes, F1 is that of the second."""
+    if run.config.task == "reward_model" and shown.name == "eval_accuracy":
+        return "agreement with the preferred answers"
+    names = ((run.data.get("facts") or {}).get("labels") or {}).get("names") or ()
+    if shown.name == "eval_f1" and len(names) == 2:
+        return f"F1 of the class {names[1]}"
+    return shown.label
 
 
 def _of_steps(run: RunRecord) -> Hero | None:
@@ -133,11 +147,11 @@ def curve(run: RunRecord, name: str) -> Chart | None:
         lines.append(Line(f"training {label_of(key)}", trained, 0, kind="smooth", band=False))
     evaluated = column(run.measurements, f"eval_{key}", POINTS)
     if evaluated is not None:
-        lines.append(Line(f"evaluation {label_of(key)}", evaluated, kind="points"))
+        lines.append(Line(f"held-out {label_of(key)}", evaluated, kind="points"))
     if not lines or max(_points(line.series) for line in lines) < 2:
         return None
     unit = "percent" if is_share(key) else "fixed"
-    title = label_of(name)[0].upper() + label_of(name)[1:]
+    title = label_of(key)[0].upper() + label_of(key)[1:]
     return Chart(key, title, unit, lines, axis=title)
 
 
@@ -146,18 +160,22 @@ def _points(series: Series) -> int:
     return sum(value is not None for value in series.values)
 
 
-def _example(run: RunRecord, name: str) -> dict[str, str] | None:
-    """Return an answer that got better, by this metric if one did, else by another; None if none is kept."""
+def _example(run: RunRecord, name: str) -> list[tuple[str, str]]:
+    """Return an answer that got better, by this metric if one did, else by another; of a classifier its classes."""
     turned = run.verdict.get("turned") or {}
     for _, sides in sorted(turned.items(), key=lambda item: full_name(item[0]) != name):
         for line in sides.get("gained") or ():
             if isinstance(line.get("before"), str) and isinstance(line.get("answer"), str):
-                return {
-                    "asked": str(line["prompt"]),
-                    "before": line["before"],
-                    "after": line["answer"],
-                }
-    return None
+                spoken = turns(str(line["prompt"]))
+                asked = spoken[-1]["content"] if spoken else str(line["prompt"])
+                return [("asked", asked), ("before", line["before"]), ("after", line["answer"])]
+    train = (run.data.get("splits") or {}).get("train") or {}
+    classes = train.get("classes") or {}
+    labels = sum(classes.values())
+    by_count = sorted(classes.items(), key=lambda item: -item[1])
+    return [
+        (name, f"{share(count / labels)} of the rows") for name, count in by_count[:_MOST_CLASSES]
+    ]
 
 
 def facts_line(run: RunRecord) -> list[str]:

@@ -61,7 +61,7 @@ def draw(lines: Lines) -> str | None:
     legend_x = _LEFT + 140
     for look, label, points in (
         ("c0", f"training {key}", training),
-        ("c1", f"evaluation {key}", evaluation),
+        ("c1", f"held-out {key}", evaluation),
     ):
         if points:
             # A tenth of a pixel is finer than anybody sees.

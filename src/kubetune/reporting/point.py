@@ -10,15 +10,13 @@ from typing import Any
 from kubetune.base.humanize import counted
 from kubetune.config.metric_names import full_name, is_greater_better, is_share, main_metric
 from kubetune.reporting.look.metric_values import interval as interval_in_words
-from kubetune.reporting.look.metric_values import measured
+from kubetune.reporting.look.metric_values import label_of, measured
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir import metrics
-from kubetune.rundir.intervals import wilson
+from kubetune.rundir.intervals import mean_interval, wilson
 
 # p-values below this are told as certain; beyond it, the difference may be chance.
 _CERTAIN = 0.05
-# What people call a metric whose name says too little.
-_LABELS = {"reward_std": "spread of rewards", "divergence": "divergence from the teacher"}
 # What a held-out row of a kind of record is.
 _UNITS = {"pair": "pair", "graded": "pair", "judged": "answer"}
 
@@ -67,8 +65,13 @@ class Measured:
 
     @property
     def interval_text(self) -> str:
-        """The interval, such as `95 %: 85–95.9 %`, "" if there is none."""
-        return f"95 %: {interval_in_words(self.interval, self.name)}" if self.interval else ""
+        """The interval, such as `85–95.9 %`, "" if there is none."""
+        return interval_in_words(self.interval, self.name) if self.interval else ""
+
+    @property
+    def confidence(self) -> str:
+        """The interval in words, "" if there is none."""
+        return f"{self.interval_text} with 95 % confidence" if self.interval else ""
 
 
 def point(run: RunRecord) -> Measured | None:
@@ -94,13 +97,7 @@ def measure(run: RunRecord, line: Mapping[str, Any], name: str) -> Measured | No
         for compared in run.verdict.get("answers") or ():
             if full_name(compared["metric"]) == name:
                 test = compared
-    interval = None
-    if test and test.get("after_interval"):
-        low, high = test["after_interval"]
-        interval = (low, high)
-    elif name == "eval_accuracy" and 0 <= after <= 1 and run.plan and run.plan.eval_rows:
-        # A share of held-out rows.
-        interval = wilson(after, run.plan.eval_rows)
+    interval = _interval(run, line, name, after, test)
     before = run.base.get(name) if step else None
     return Measured(name, step, after, before, interval, test)
 
@@ -114,43 +111,45 @@ def before_and_after(name: str, before: float | None, after: float) -> tuple[str
     return earlier, text
 
 
-def label_of(name: str) -> str:
-    """Return what people call a metric: "exact match" for eval_exact_match."""
-    key = name.removeprefix("eval_")
-    return _LABELS.get(key, key.replace("_", " ").replace("f1", "F1"))
-
-
 def sureness(run: RunRecord, shown: Measured) -> str:
     """Return whether the difference may be chance, by the test of the same checkpoint, and where it was measured."""
-    where = f"at step {shown.step:,}" if shown.step else "before training"
+    parts = []
+    test = shown.test if metrics.is_number((shown.test or {}).get("p_value")) else None
+    if test:
+        parts.append(_test(test))
+    if shown.interval:
+        parts.append(shown.confidence)
+    if not test and run.plan and run.plan.eval_rows:
+        unit = _UNITS.get(run.config.record_kind, "row")
+        parts.append(f"of {counted(run.plan.eval_rows, f'held-out {unit}')}")
+    parts.append(f"at step {shown.step:,}" if shown.step else "before training")
     data = (run.of_best or {}).get("data")
     if data:
-        where += f", on {Path(data).name}"
-    if shown.test and metrics.is_number(shown.test.get("p_value")):
-        return f"{_test(shown.test)}, {where}"
-    where = _interval(run, shown) + where
-    if shown.name in run.base or not shown.step:
+        parts.append(f"on {Path(data).name}")
+    where = ", ".join(parts)
+    if test or shown.name in run.base or not shown.step:
         return where
     return f"{where}; the model before training was not evaluated"
 
 
-def _interval(run: RunRecord, shown: Measured) -> str:
-    """Return the 95 % interval of a share of held-out rows, "" if there is none.
-
-    "95 %: 92.6–100 % of 48 held-out pairs, ". Of F1, which is no share of rows, the interval of the accuracy.
-    """
-    of_what = ""
-    if shown.name.startswith("eval_f1") and run.of_best:
-        accuracy = measure(run, run.of_best, "eval_accuracy")
-        if accuracy is None:
-            return ""
-        shown = accuracy
-        of_what = "accuracy "
+def _interval(
+    run: RunRecord, line: Mapping[str, Any], name: str, value: float, test: Mapping[str, Any] | None
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of a metric of held-out rows, None where they do not tell it."""
+    if test and test.get("after_interval"):
+        low, high = test["after_interval"]
+        return low, high
     rows = run.plan.eval_rows if run.plan else 0
-    if not shown.interval or not rows:
-        return ""
-    unit = _UNITS.get(run.config.record_kind, "row")
-    return f"{of_what}{shown.interval_text} of {counted(rows, f'held-out {unit}')}, "
+    if not rows:
+        return None
+    # A share of held-out rows.
+    if name == "eval_accuracy" and 0 <= value <= 1:
+        return wilson(value, rows)
+    # A mean of numbers whose spread is known.
+    spread = line.get("eval_reward_std")
+    if name == "eval_reward" and metrics.is_number(spread):
+        return mean_interval(value, float(spread), rows)
+    return None
 
 
 def _test(line: Mapping[str, Any]) -> str:

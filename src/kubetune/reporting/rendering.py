@@ -10,7 +10,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from markupsafe import Markup
 
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
-from kubetune.reporting.look.metric_values import interval, measured
+from kubetune.reporting.look.metric_values import interval, label_of, measured
 from kubetune.reporting.look.style import favicon, style, text_of
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import now
@@ -52,7 +52,7 @@ def turns(prompt: str) -> list[dict[str, str]]:
 
 
 # Tables that a narrow window shows as pairs of a name and a value.
-_TABLES = re.compile(r'<table class="(?:numbers|compared|bad)\b.*?</table>', re.DOTALL)
+_TABLES = re.compile(r'<table class="(?:numbers|bad)\b.*?</table>', re.DOTALL)
 _HEADS = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 _ROWS = re.compile(r"(?<=<tr)(?=[ >]).*?</tr>", re.DOTALL)
 _CELLS = re.compile(r"<(t[hd])(?=[ >])")
@@ -96,6 +96,7 @@ FILTERS = (
     duration,
     favicon,
     interval,
+    label_of,
     measured,
     mfu_sentence,
     number,

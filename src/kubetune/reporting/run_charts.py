@@ -297,7 +297,7 @@ def _lines_of(runs: Runs, index: int, curves: Curves, number: int) -> list[Line]
         return lines
     evaluated = column(runs[index].measurements, key_of_evaluation, points_of(len(runs)))
     if evaluated is not None:
-        label = f"evaluation {_label(key)}"
+        label = f"held-out {_label(key)}"
         line = line_of(runs, index, label, evaluated, number, kind="points")
         # Of several runs, lines of training are plain and points of evaluations hollow.
         lines.append(replace(line, dash=line.dash + 1) if len(runs) > 1 else line)

@@ -7,17 +7,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, size
 from kubetune.config.resolved import as_yaml, dotted_values, resolved
-from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
 from kubetune.reporting.answers_over_time import SECTION, shown_rollouts
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
+from kubetune.reporting.run_sentence import kind, sentence
 from kubetune.reporting.verdict_lines import verdict
 
 # Limits of a page, so that it can still be read.
@@ -57,6 +56,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "hero": point,
         "facts_line": facts_line(run),
         "more_cards": cards.cards(run),
+        "kind": kind(run),
         "sentence": sentence(run),
         "evaluation": _evaluations(run),
         "best_step": best["step"] if best else None,
@@ -76,36 +76,6 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "began": began,
         "ended": ended,
     }
-
-
-def sentence(run: RunRecord) -> str:
-    """Return model, method, data and batch of the run in a sentence."""
-    config = run.config
-    plan = run.plan
-
-    # Such as "LoRA of rank 8 on a base in 4bit".
-    method = "full fine-tuning"
-    if config.lora:
-        method = f"LoRA of rank {config.lora.r}"
-    quantization: str = config.quantization
-    if plan is not None:
-        # `auto` is decided by the device and the number of ranks.
-        quantization = quantization_of(config.quantization, config.lora, plan)
-    if quantization != "none":
-        method += f" on a base in {quantization}"
-
-    sources = ", ".join(Path(source.path).name for source in config.data.train)
-    text = f"{run.model}, {method}, on {sources}."
-    if plan is None:
-        return text
-
-    # Such as "2 processes on GPU, about 32 samples a step."
-    device = "GPU" if plan.device == "cuda" else "CPU"
-    processes = counted(plan.world_size, "process")
-    samples = counted(plan.global_batch_size, "sample")
-    # Batches that are cut by tokens have a mean number of samples.
-    about = "about " if plan.global_batch_tokens else ""
-    return f"{text} {processes} on {device}, {about}{samples} a step."
 
 
 def _evaluations(run: RunRecord) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""How sure a measured share is, for those who judge answers and for pages that know only the share."""
+"""How sure a measured share or mean is, for those who judge answers and for pages that know only these."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ CONFIDENCE: Final = 0.95
 
 def wilson(share: float, rows: int) -> tuple[float, float]:
     """Return the bounds of a share of rows (Wilson 1927). 8 of 10 right: 0.49 to 0.94; 10 of 10 right: 0.72 to 1."""
-    # 1.96 for 95 %.
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
+    z = _deviations()
     # The bounds solve |share - p| = z √(p (1 - p) / rows) for p.
     scale = 1 + z * z / rows
     middle = (share + z * z / (2 * rows)) / scale
@@ -22,3 +20,14 @@ def wilson(share: float, rows: int) -> tuple[float, float]:
     low = middle - half if share > 0 else 0.0
     high = middle + half if share < 1 else 1.0
     return low, high
+
+
+def mean_interval(mean: float, deviation: float, rows: int) -> tuple[float, float]:
+    """Return the bounds of a mean of rows with this standard deviation. 1 of 100 rows, 0.5: 0.902 to 1.098."""
+    half = _deviations() * deviation / math.sqrt(rows)
+    return mean - half, mean + half
+
+
+def _deviations() -> float:
+    """Return how many standard deviations the bounds lie from the middle: 1.96 for 95 %."""
+    return NormalDist().inv_cdf((1 + CONFIDENCE) / 2)

@@ -29,8 +29,7 @@ from kubetune.library.sweep.sweep_record import (
 )
 from kubetune.library.sweep.winner import lead_of
 from kubetune.reporting.cards import Card
-from kubetune.reporting.look.metric_values import measured
-from kubetune.reporting.point import label_of
+from kubetune.reporting.look.metric_values import label_of, measured
 from kubetune.reporting.sweeps.facts import RunLink, Setting, SweepFacts, TrialFacts
 from kubetune.reporting.sweeps.sweep_page import write_sweep_report
 

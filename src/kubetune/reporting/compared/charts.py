@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from kubetune.reporting.chart import Chart
 from kubetune.reporting.hero import curve, in_order
-from kubetune.reporting.point import label_of, point, sureness
+from kubetune.reporting.look.metric_values import label_of
+from kubetune.reporting.point import point, sureness
 from kubetune.reporting.run_charts import Runs, labels
 
 # Charts that say how well a run learns, beginnings of their names.

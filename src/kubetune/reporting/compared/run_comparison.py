@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kubetune.config.resolved import resolved
@@ -13,7 +13,8 @@ from kubetune.reporting.look.style import COLOURS
 from kubetune.reporting.point import point, sureness
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.run_charts import labels, letter
-from kubetune.reporting.run_page import MOST_ANSWERS, sentence
+from kubetune.reporting.run_page import MOST_ANSWERS
+from kubetune.reporting.run_sentence import kind, sentence, task_in_words
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     rows = _rows([cards.measured_cards(run) for run in runs], are_comparable=not obstacle)
     shown, alike = _differing(rows)
     work, alike_work = _differing(_rows([cards.cards(run) for run in runs], are_comparable=False))
-    sentences = {sentence(run) for run in runs}
+    sentences = {_in_a_line(run) for run in runs}
 
     different, common = differences([resolved(run.config) for run in runs])
     of_tasks = [row for row in different if cautions["tasks"] and _is_of_task(row[0])]
@@ -105,7 +106,10 @@ def _rows(cards_of_runs: Sequence[Sequence[cards.Card]], *, are_comparable: bool
         # A measure beside the one that runs are judged by would praise another run for as little as chance gives.
         is_judged = are_comparable and None not in values and not any(row.is_judged for row in rows)
         best, remark = _best(values) if is_judged else (None, "")
-        rows.append(Row(label, values, best, remark, is_judged))
+        row = Row(label, values, best, remark, is_judged)
+        if row.has_intervals and not remark:
+            row = replace(row, remark="with its 95 % interval")
+        rows.append(row)
     return rows
 
 
@@ -243,13 +247,18 @@ def _run(
         "name": name,
         "path": run.path,
         "state": cards.status(run),
-        "sentence": sentence(run),
+        "sentence": _in_a_line(run),
         "letter": letter(index),
         "colour": index % COLOURS,
         "point": shown,
         "sure": sureness(run, shown) if shown else "",
         "told": [(_in_short(key), values[index]) for key, values in differing],
     }
+
+
+def _in_a_line(run: RunRecord) -> str:
+    """Return what a run learns, and how."""
+    return f"{kind(run)} · {sentence(run)}"
 
 
 def _in_short(key: str) -> str:
@@ -262,8 +271,8 @@ def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     """Return a warning that the runs learn different things, "" if they do not."""
     by_task: dict[str, list[str]] = {}
     for name, run in zip(names, runs, strict=True):
-        by_task.setdefault(run.config.task, []).append(name)
-    if len(by_task) < 2:
+        by_task.setdefault(task_in_words(run), []).append(name)
+    if len({run.config.task for run in runs}) < 2:
         return ""
     tasks = "; ".join(f"{task}: {', '.join(of_task)}" for task, of_task in by_task.items())
     return f"{tasks}. Their losses and scores measure different things: each is shown against its own beginning."

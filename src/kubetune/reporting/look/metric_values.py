@@ -8,6 +8,13 @@ from typing import Any
 from kubetune.base.humanize import number, share
 from kubetune.config.metric_names import is_share
 
+# What people call a metric whose name says too little.
+_LABELS = {
+    "eval_loss": "held-out loss",
+    "reward_std": "spread of rewards",
+    "divergence": "divergence from the teacher",
+}
+
 
 def measured(value: Any, metric: str) -> str:
     """Return a value of a metric: `92 %` of a share, `0.0761` of anything else, a dash for None."""
@@ -22,3 +29,9 @@ def interval(ends: Sequence[float], metric: str) -> str:
     low, high = ends
     text = f"{measured(low, metric)}–{measured(high, metric)}"
     return text.replace(" %–", "–", 1) if text.endswith("%") else text
+
+
+def label_of(name: str) -> str:
+    """Return what people call a metric: "exact match" for eval_exact_match."""
+    key = name.removeprefix("eval_")
+    return _LABELS.get(name) or _LABELS.get(key, key.replace("_", " ").replace("f1", "F1"))

@@ -227,7 +227,7 @@ window.drawCharts = () => {
     const columns = columnsOf(chart, lines);
     const plot = new uPlot({
       width: onPaper ? 330 : Math.max(200, place.clientWidth),
-      height: place.closest(":fullscreen") ? innerHeight - 190 : onPaper ? 190 : place.closest(".hero, .pane") ? 220 : 250,
+      height: place.closest(":fullscreen") ? innerHeight - 190 : onPaper ? 190 : place.closest(".hero") ? Math.min(400, Math.max(200, place.clientHeight)) : place.closest(".pane") || innerWidth < 600 ? 200 : 250,
       series: [{ label: xName }, ...lines.map((line) => series(line, hidden.get(index).has(line.of)))],
       bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
       scales: {
