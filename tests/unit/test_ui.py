@@ -664,7 +664,7 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
         ),
         (
             {"task": "grpo", "rewards": [{"name": "exact_match"}, {"name": "json_valid"}]},
-            "GRPO of MODEL, rewarded by exact_match + json_valid",
+            "GRPO of MODEL, rewarded by exact_match + json_valid, 2 at most",
         ),
         ({"task": "distill", "distill": {"teacher": "big/teacher"}}, "MODEL distilled from big/teacher"),
         ({"task": "distill", "distill": {"teacher": "self"}}, "MODEL distilled from itself"),

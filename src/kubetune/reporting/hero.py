@@ -69,12 +69,16 @@ def hero(run: RunRecord) -> Hero | None:
     if shown is None:
         return _of_steps(run)
     beside: list[Value] = []
-    for measure_beside in _BESIDE:
-        other = measure(run, run.of_best or run.base, f"eval_{measure_beside}")
+    for name, label in _names_beside(run):
+        other = measure(run, run.of_best or run.base, name)
         if other and other.name != shown.name and len(beside) < _MOST_BESIDE:
-            beside.append(Value(other.label, *other.texts, other.is_worse, other.confidence))
+            before, after = other.texts
+            beside.append(
+                Value(label or other.label, before, after, other.is_worse, other.confidence)
+            )
+    before, after = shown.texts
     return Hero(
-        Value(_label(run, shown), *shown.texts),
+        Value(_label(run, shown), before, after),
         sureness(run, shown),
         shown.is_worse,
         beside,
@@ -82,6 +86,15 @@ def hero(run: RunRecord) -> Hero | None:
         _example(run, shown.name),
         shown.on_scale,
     )
+
+
+def _names_beside(run: RunRecord) -> list[tuple[str, str]]:
+    """Return metrics that may stand beside the point, with labels of those that have one of their own.
+
+    A reward that is a sum has its parts first.
+    """
+    parts = [(f"eval_reward/{reward.title}", reward.title) for reward in run.config.rewards]
+    return (parts if len(parts) > 1 else []) + [(f"eval_{name}", "") for name in _BESIDE]
 
 
 def _label(run: RunRecord, shown: Measured) -> str:

@@ -146,7 +146,7 @@ def _interval(
     if name == "eval_accuracy" and 0 <= value <= 1:
         return wilson(value, rows)
     # A mean of numbers whose spread is known.
-    spread = line.get("eval_reward_std")
+    spread: Any = line.get("eval_reward_std")
     if name == "eval_reward" and metrics.is_number(spread):
         return mean_interval(value, float(spread), rows)
     return None

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, size
 from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.reporting import cards
-from kubetune.reporting.answers_over_time import SECTION, shown_rollouts
+from kubetune.reporting.answers_over_time import (
+    SECTION,
+    ShownAnswer,
+    ShownRollouts,
+    shown_rollouts,
+)
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
@@ -42,9 +47,13 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         ended = _moment(run.ended)
 
     point = hero(run)
+    facts = facts_line(run)
     rollouts = None
     if run.config.draws_answers:
         rollouts = shown_rollouts(run.path, run.config.rewards, SECTION)
+        drawn = [answer.reward for answer in _answers(rollouts) if answer.reward is not None]
+        if drawn:
+            facts.append(f"reward of the best answer shown {number(max(drawn))}")
 
     return {
         "run": run,
@@ -54,7 +63,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "reason": reason,
         "damage": cards.damage(run),
         "hero": point,
-        "facts_line": facts_line(run),
+        "facts_line": facts,
         "more_cards": cards.cards(run),
         "kind": kind(run),
         "sentence": sentence(run),
@@ -76,6 +85,13 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "began": began,
         "ended": ended,
     }
+
+
+def _answers(rollouts: ShownRollouts) -> Iterator[ShownAnswer]:
+    """Yield each answer that the page shows."""
+    for prompt in rollouts.prompts:
+        for step in prompt.steps:
+            yield from step.answers
 
 
 def _evaluations(run: RunRecord) -> dict[str, Any] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kubetune.base.humanize import counted
+from kubetune.base.humanize import counted, number
+from kubetune.config.metric_names import is_share
 from kubetune.config.naming import model_label
 from kubetune.config.schema import Config
 from kubetune.plan.rank_work import quantization_of
@@ -41,8 +42,7 @@ def kind(run: RunRecord) -> str:
         case "reward_model" | "sequence_classification":
             return f"{task}, from {run.model}"
         case "grpo":
-            rewards = " + ".join(reward.title for reward in run.config.rewards)
-            return f"{task} of {run.model}, rewarded by {rewards}"
+            return f"{task} of {run.model}, rewarded by {_rewards(run.config)}"
         case "distill":
             return f"{run.model} distilled from {_teacher(run.config)}"
     return f"{task} of {run.model}"
@@ -58,6 +58,15 @@ def _classifier(run: RunRecord) -> str:
     if not classes:
         return "Classifier"
     return f"Classifier, {counted(len(classes), 'class')}"
+
+
+def _rewards(config: Config) -> str:
+    """Return the rewards that are summed up, and the most that an answer can get where all of them are shares."""
+    text = " + ".join(reward.title for reward in config.rewards)
+    for reward in config.rewards:
+        if reward.is_code or reward.is_model or not is_share(reward.title) or reward.weight < 0:
+            return text
+    return f"{text}, {number(sum(reward.weight for reward in config.rewards))} at most"
 
 
 def _teacher(config: Config) -> str:
