@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kubetune.base.humanize import counted, duration, size
-from kubetune.config.schema import Config, EvaluationConfig
+from kubetune.config.schema import Config, DistillConfig, EvaluationConfig
+from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.distill import MOST_KEPT_BYTES
 from kubetune.plan.cost import price_line, time_line
 from kubetune.plan.costs import Costs
-from kubetune.plan.drawing import Drawing, drawn_by_servers, drawn_here
+from kubetune.plan.drawing import drawn_by_servers, drawn_here
 from kubetune.plan.drawing import lines as drawing_lines
 from kubetune.plan.forecast import Forecast
 from kubetune.plan.linears import UNQUANTISED, Trainable, parts_line, trained_by_part
@@ -31,12 +32,18 @@ def lines(
     yield from _memory_lines(config.model.dtype, plan.device, costs, changes)
     yield from _time_lines(config.task, config.evaluation, config.compute.price_per_gpu_hour, costs)
     if config.has_served_teacher:
-        yield "teacher", _teacher(config)
+        number = _servers(config.kubernetes, config.distill.urls)
+        yield "teacher", _teacher(config.distill, number)
     if config.task == "distill" and config.distill.keeps_teacher and plan.tokens_per_epoch:
         number = _compared_tokens(config.distill.top_k, costs.weights)
         yield "teacher's numbers", _kept_numbers(number, plan.tokens_per_epoch)
     if costs.drawing is not None:
-        drawer = _drawer(config, costs.drawing, costs.cache_bytes)
+        servers = config.drawing.servers
+        if servers is None or config.lora is None:
+            drawer = drawn_here(costs.drawing, costs.cache_bytes)
+        else:
+            number = _servers(config.kubernetes, servers.urls)
+            drawer = drawn_by_servers(costs.drawing, number, config.lora.r, servers.lag)
         yield from drawing_lines(config.drawing, costs.drawing, drawer, costs.drawing_hours)
 
 
@@ -132,20 +139,12 @@ def _time_lines(
         yield "price", price
 
 
-def _drawer(config: Config, drawing: Drawing, cache: int | None) -> str:
-    """Return who draws the answers of a run by reward. `cache`: bytes of the key-value cache of a process."""
-    servers = config.drawing.servers
-    if servers is None or config.lora is None:
-        return drawn_here(drawing, cache)
-    number = _servers(config, servers.urls)
-    return drawn_by_servers(drawing, number, config.lora.r, servers.lag)
-
-
-def _teacher(config: Config) -> str:
-    """Return who is the teacher of a run whose teacher is on servers."""
-    distill = config.distill
+def _teacher(distill: DistillConfig, servers: int) -> str:
+    """Return who is the teacher of a run whose teacher is on so many servers."""
     whose = "its own" if distill.support == "teacher_k" else "the model's"
-    text = f"{counted(_servers(config, distill.urls), 'vLLM server')}, asked for {distill.top_k} of {whose} likeliest tokens"
+    text = (
+        f"{counted(servers, 'vLLM server')}, asked for {distill.top_k} of {whose} likeliest tokens"
+    )
     if distill.keeps_teacher:
         return f"{text} once, before the first step"
     return f"{text} at each step"
@@ -167,8 +166,8 @@ def _kept_numbers(number: int, tokens: int) -> str:
     return text
 
 
-def _servers(config: Config, urls: Sequence[str]) -> int:
+def _servers(kubernetes: KubernetesConfig | None, urls: Sequence[str]) -> int:
     """Return how many servers a run has: those of these addresses, or pods."""
-    if config.kubernetes is None or config.kubernetes.samplers is None:
+    if kubernetes is None or kubernetes.samplers is None:
         return len(urls)
-    return config.kubernetes.samplers.replicas
+    return kubernetes.samplers.replicas

@@ -169,7 +169,10 @@ def totals_of(data: DataSize, config: Config, plan: Plan) -> DataTotals:
     longest = None
     if data.lengths is not None:
         longest = data.lengths.longest_of(data.rows)
-    return DataTotals(_tokens_of_steps(plan, data.tokens), longest, _forget_rows(config))
+    forget_rows = 0
+    for source in config.sources["forget"]:
+        forget_rows += taken_by(source, made_by_pod=makes_data(config.kubernetes)) or 0
+    return DataTotals(_tokens_of_steps(plan, data.tokens), longest, forget_rows)
 
 
 def _tokens_of_steps(plan: Plan, tokens_per_epoch: int | None) -> int | None:
@@ -177,12 +180,3 @@ def _tokens_of_steps(plan: Plan, tokens_per_epoch: int | None) -> int | None:
     if tokens_per_epoch is None or not plan.steps_per_epoch:
         return None
     return round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
-
-
-def _forget_rows(config: Config) -> int:
-    """Return how many rows evaluations read so that they are not forgotten, as far as that is known."""
-    made_by_pod = makes_data(config.kubernetes)
-    rows = 0
-    for source in config.sources["forget"]:
-        rows += taken_by(source, made_by_pod=made_by_pod) or 0
-    return rows

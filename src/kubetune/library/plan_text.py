@@ -11,6 +11,7 @@ from kubetune.base.humanize import counted
 from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.config.schema.data import DataConfig
+from kubetune.config.schema.model import LoraConfig
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.config.starting_values import FEWEST_ROWS_OF_A_STEP
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
@@ -58,15 +59,16 @@ def describe(
     """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are."""
     # What is trained, and on how many processes.
     yield "model", config.model.path
-    yield "method", _method(config, plan)
+    yield "method", _method(config.quantization, config.lora, config.training, plan)
     processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
     yield "effective batch", plan.batch_text(config.task)
-    for warning in _warnings(config, plan):
+    for warning in _warnings(config.task, plan):
         yield "", warning
 
     # The data, as far as they were read.
-    rows = _rows(config, plan, lengths)
+    made_by_pod = makes_data(config.kubernetes)
+    rows = _rows(config.data, plan, lengths, made_by_pod=made_by_pod)
     yield "rows", f"{rows.text}{rows.note}"
     yield "tokens", _tokens(config.data, plan, lengths, findings)
     if lengths is not None and lengths.saved_share:
@@ -78,7 +80,8 @@ def describe(
             yield "positions", positions.say(lengths.longest)
 
     # What happens when, and where the results are.
-    yield from _schedule(config.data, config.training, plan, _accuracy(config, plan, lengths))
+    accuracy = _accuracy(config.data, plan, lengths, made_by_pod=made_by_pod)
+    yield from _schedule(config.data, config.training, plan, accuracy)
     output = config.output
     if not output:
         length = config.data.max_length
@@ -88,24 +91,27 @@ def describe(
 
 def opening(config: Config, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the facts of a run that starts that a person wants to see first, in a few lines, with all warnings."""
-    yield "model", f"{config.model.path}, {_method(config, plan)}"
-    steps = _number_of_steps(config.training, plan, _accuracy(config, plan, None))
-    rows = _rows(config, plan, None)
+    method = _method(config.quantization, config.lora, config.training, plan)
+    yield "model", f"{config.model.path}, {method}"
+    made_by_pod = makes_data(config.kubernetes)
+    accuracy = _accuracy(config.data, plan, None, made_by_pod=made_by_pod)
+    steps = _number_of_steps(config.training, plan, accuracy)
+    rows = _rows(config.data, plan, None, made_by_pod=made_by_pod)
     # Which rows are left out is a warning of the run.
     note = "" if rows.note == _BEFORE_CHECKS else rows.note
     yield "steps", f"{steps}; rows: {rows.text}{note}"
     yield "output", f"{config.output}; its logs have every line, and -v shows them"
-    for warning in _warnings(config, plan):
+    for warning in _warnings(config.task, plan):
         yield "", warning
     unused = _unused_without_evaluations(config.training)
     if unused and not config.data.eval:
         yield "evaluation", f"none{unused}"
 
 
-def _warnings(config: Config, plan: Plan) -> Iterator[str]:
+def _warnings(task: str, plan: Plan) -> Iterator[str]:
     """Yield what a run should rather have otherwise."""
     # Of GRPO a step has many answers to each of its rows.
-    if config.task != "grpo" and _is_noisy(plan):
+    if task != "grpo" and _is_noisy(plan):
         yield (
             f"warning: a step of fewer than {FEWEST_ROWS_OF_A_STEP} rows is noisy, and learns badly; "
             f"set training.global_batch_size: {FEWEST_ROWS_OF_A_STEP} or more"
@@ -121,24 +127,25 @@ def _is_noisy(plan: Plan) -> bool:
     return has_more and plan.global_batch_size < FEWEST_ROWS_OF_A_STEP
 
 
-def _method(config: Config, plan: Plan) -> str:
+def _method(
+    quantization: str, lora: LoraConfig | None, training: TrainingConfig, plan: Plan
+) -> str:
     """Return how the model is trained."""
-    base = quantization_of(config.quantization, config.lora, plan)
+    base = quantization_of(quantization, lora, plan)
     text = plan.method
     if base != "none":
         text += f", {base} base"
-    if config.quantization == "auto":
+    if quantization == "auto":
         text += f" (quantization: auto is {base} here)"
-    return f"{text}, {config.training.parallelism} on {plan.device} ({plan.backend})"
+    return f"{text}, {training.parallelism} on {plan.device} ({plan.backend})"
 
 
-def _accuracy(config: Config, plan: Plan, lengths: Lengths | None) -> str:
+def _accuracy(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> str:
     """Return the words before a number of steps that is not exact, or "" if it is exact."""
-    data = config.data
     # Texts that are split make more rows, missing files and batches of tokens make fewer, or other ones.
     if data.overlong == "split" and lengths is None:
         return "at least "  # no text was read, so each counts as one row
-    if is_upper_bound(data.train, made_by_pod=makes_data(config.kubernetes)):
+    if is_upper_bound(data.train, made_by_pod=made_by_pod):
         return "at most "
     if plan.global_batch_tokens:
         return "about "
@@ -218,10 +225,8 @@ def _epochs(number: float) -> str:
     return f"{number:.4g} epochs"
 
 
-def _rows(config: Config, plan: Plan, lengths: Lengths | None) -> _Rows:
+def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> _Rows:
     """Return how many rows are trained on and evaluated on, and how sure that is."""
-    data = config.data
-    made_by_pod = makes_data(config.kubernetes)
     if plan.rows is None and made_by_pod:
         return _Rows(
             "unknown",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from kubetune.errors import ConfigError
 from kubetune.rundir.rollout_files import weighted_sum
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import RewardConfig
     from kubetune.training.rollouts.rollout_records import Group
 
 
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> Answer:
     for step in wanted:
         for group in rollout_records.read_groups(args.run_dir, step):
             if args.row is None or group.row == args.row:
-                facts.append(_facts(step, group, config))
+                facts.append(_facts(step, group, config.rewards))
     if not facts:
         raise ConfigError(f"{args.run_dir}: no prompt of row {args.row} was answered then")
 
@@ -76,9 +77,9 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(facts, show)
 
 
-def _facts(step: int, group: Group, config: Config) -> dict[str, Any]:
+def _facts(step: int, group: Group, rewards: Sequence[RewardConfig]) -> dict[str, Any]:
     """Return a prompt with its answers, each with its reward: the weighted sum, and what makes it up."""
-    weights = [(reward.title, reward.weight) for reward in config.rewards]
+    weights = [(reward.title, reward.weight) for reward in rewards]
     answers = []
     for answer in group.answers:
         answers.append(

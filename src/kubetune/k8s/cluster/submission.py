@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from kubetune.config.resolved import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import KubernetesConfig
+from kubetune.config.schema.compute import ComputeConfig
 from kubetune.errors import ConfigError
 from kubetune.k8s.api.api_errors import ApiError
 from kubetune.k8s.api.client import Cluster, Object
@@ -143,7 +145,9 @@ def _decided(cluster: Cluster, config: Config, before: Mapping[str, Any] | None)
     chosen = "auto" if before is None else before["training"]["parallelism"]
     if chosen == "auto":
         plan = plan_without_data(config)
-        choice = decide_parallelism(config, plan, _memory(cluster, config, plan), os.environ)
+        assert config.kubernetes is not None
+        memory = _memory(cluster, config.compute, config.kubernetes, plan)
+        choice = decide_parallelism(config, plan, memory, os.environ)
         if not choice.is_known:
             return config
         chosen = choice.parallelism
@@ -152,16 +156,17 @@ def _decided(cluster: Cluster, config: Config, before: Mapping[str, Any] | None)
     return config.model_copy(update={"training": training})
 
 
-def _memory(cluster: Cluster, config: Config, plan: Plan) -> int | None:
+def _memory(
+    cluster: Cluster, compute: ComputeConfig, kubernetes: KubernetesConfig, plan: Plan
+) -> int | None:
     """Return the memory of a process: the least among nodes that pods may be on, None if one of them does not tell."""
-    if plan.device == "cpu" or config.compute.gpu_memory:
-        return device_bytes(config.compute, plan)
-    assert config.kubernetes is not None
+    if plan.device == "cpu" or compute.gpu_memory:
+        return device_bytes(compute, plan)
     try:
-        nodes = gpus_of_nodes(cluster, config.kubernetes.gpu_resource)
+        nodes = gpus_of_nodes(cluster, kubernetes.gpu_resource)
     except ApiError:
         return None  # many may not list nodes
-    wanted = config.kubernetes.node_selector.items()
+    wanted = kubernetes.node_selector.items()
     least: int | None = None
     for node in nodes:
         if node.gpus < plan.processes_per_node or not wanted <= node.labels.items():
