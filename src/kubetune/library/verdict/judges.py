@@ -96,7 +96,7 @@ def require_named_models(config: Config, environ: Mapping[str, str], *, here: bo
         named.append(NamedModel.of_distillation(config.distill))
     for model in named:
         if here or Path(model.path).expanduser().is_dir():
-            require_named_model(model, config, environ)
+            require_named_model(model, config.model, config.data, environ)
             try:
                 require_whole_model(model.path, environ)
             except ModelError as error:

@@ -78,7 +78,7 @@ def source_of(named: NamedModel, *, local_files_only: bool) -> ModelSource:
 def _of_run(run_dir: Path, named: NamedModel) -> ModelSource:
     """Return the best checkpoint of a run, with the model that it was trained on."""
     config = read_config(run_dir)
-    require_task(run_dir, config, named)
+    require_task(run_dir, config.task_name, named)
     require_plain(run_dir, but=OF_TRACKERS)
     if config.model.trust_remote_code:
         raise errors.ConfigError(

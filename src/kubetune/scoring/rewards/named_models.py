@@ -10,7 +10,7 @@ from typing import Final
 from kubetune import errors
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import read_config
-from kubetune.config.schema import Config, DistillConfig, ModelConfig, RewardConfig
+from kubetune.config.schema import DataConfig, DistillConfig, ModelConfig, RewardConfig
 from kubetune.data.inspect.estimate import load_here
 from kubetune.data.reading.hub import is_local, require_model
 from kubetune.plan import model_shapes
@@ -44,41 +44,44 @@ class NamedModel:
         return cls("distill.teacher", distill.model, distill.revision, is_teacher=True)
 
 
-def require_named_model(named: NamedModel, config: Config, environ: Mapping[str, str]) -> None:
+def require_named_model(
+    named: NamedModel, learner: ModelConfig, data: DataConfig, environ: Mapping[str, str]
+) -> None:
     """Raise ConfigError or ModelError for a named model that cannot be used. No weights are read.
 
-    `config`: of the run that learns from it.
+    `learner`, `data`: of the run that learns from it.
     """
     path = named.path
     run_dir = Path(path).expanduser()
     # A run directory, which has its config.
     if (run_dir / RESOLVED).is_file():
         of_run = read_config(run_dir)
-        require_task(run_dir, of_run, named)
+        require_task(run_dir, of_run.task_name, named)
         try:
             checkpoints.choose(run_dir)
         except errors.ConfigError as error:
             raise errors.ConfigError(f"{named.key}: {error}") from None
         model = of_run.model
     else:
-        local_files_only = config.model.local_files_only
-        model = ModelConfig(path=path, revision=named.revision, local_files_only=local_files_only)
+        model = ModelConfig(
+            path=path, revision=named.revision, local_files_only=learner.local_files_only
+        )
     try:
         require_model(model, environ)
     except errors.ModelError as error:
         raise errors.ModelError(f"{named.key}: {error}") from None
     if named.is_teacher:
-        _require_same_tokens(named, model, config)
+        _require_same_tokens(named, model, learner, data)
     elif not (run_dir / RESOLVED).is_file():
         _require_classifier(path, environ)
 
 
-def require_task(run_dir: Path, config: Config, named: NamedModel) -> None:
-    """Raise ConfigError for a run whose task makes no such model."""
+def require_task(run_dir: Path, task: str, named: NamedModel) -> None:
+    """Raise ConfigError for a run whose task (`Config.task_name`) makes no such model."""
     tasks = LANGUAGE_TASKS if named.is_teacher else ("reward_model",)
-    if config.task_name not in tasks:
+    if task not in tasks:
         raise errors.ConfigError(
-            f"{named.key}: {run_dir} is a run of `task: {config.task_name}`; expected one of {', '.join(tasks)}"
+            f"{named.key}: {run_dir} is a run of `task: {task}`; expected one of {', '.join(tasks)}"
         )
 
 
@@ -104,12 +107,14 @@ def lacking_weights(path: str, names: str) -> errors.ModelError:
     )
 
 
-def _require_same_tokens(named: NamedModel, teacher: ModelConfig, config: Config) -> None:
+def _require_same_tokens(
+    named: NamedModel, teacher: ModelConfig, learner: ModelConfig, data: DataConfig
+) -> None:
     # What the hub has is compared when the model is loaded.
-    if not is_local(teacher.path) or not Path(config.model.path).expanduser().is_dir():
+    if not is_local(teacher.path) or not Path(learner.path).expanduser().is_dir():
         return
-    of_teacher = load_here(teacher, config.data)
-    tokenizer = load_here(config.model, config.data)
+    of_teacher = load_here(teacher, data)
+    tokenizer = load_here(learner, data)
     if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
         raise other_tokens(named.key, named.path, of_teacher.name, tokenizer.name)
 
