@@ -6,34 +6,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
     from kubetune.data.inspect.check import Report
     from kubetune.data.inspect.gallery import Gallery
+    from kubetune.data.spec import DataSpec
     from kubetune.data.text.tokenizer import Tokenizer
 
 
 def write_page(
-    output: Path, config: Config, report: Report, gallery: Gallery, tokenizer: Tokenizer
+    output: Path,
+    name: str | None,
+    spec: DataSpec,
+    report: Report,
+    gallery: Gallery,
+    tokenizer: Tokenizer,
 ) -> None:
-    """Write a report as a page, with rows as the model sees them."""
+    """Write a report as a page, with rows as the model sees them. `name`: of the run."""
     from importlib.util import find_spec
 
     from kubetune.config.naming import model_short_name
     from kubetune.data.inspect.survey import survey
     from kubetune.data.length_bars import bars
-    from kubetune.data.spec import DataSpec
     from kubetune.reporting.data_page import write_data_page
 
-    data = config.data
+    data = spec.data
     # A run without a name is called as its files are.
     names = [Path(source.path).name for source in data.train]
-    title = config.name or ", ".join(names)
+    title = name or ", ".join(names)
 
     # What the page says about the run. Languages are named only where the library that knows them is installed.
     settings = {
         "title": title,
-        "model": model_short_name(config.model.tokenizer or config.model.path),
-        "task": config.task,
+        "model": model_short_name(spec.model.tokenizer or spec.model.path),
+        "task": spec.task,
         "max_length": data.max_length,
         "overlong": data.overlong,
         "train_on": data.train_on,
@@ -50,8 +54,8 @@ def write_page(
 
     facts = {
         "check": report.to_json(),
-        "survey": survey(data, config.record_kind, config.training.seed),
-        "rows": gallery.rows(tokenizer, DataSpec.of(config).splits),
+        "survey": survey(data, spec.record_kind, spec.seed),
+        "rows": gallery.rows(tokenizer, spec.splits),
         "lengths": length_bars,
         "profiles": profiles,
         "settings": settings,

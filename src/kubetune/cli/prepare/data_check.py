@@ -73,6 +73,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import require_hub_data, require_sources
+    from kubetune.data.spec import DataSpec
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
     from kubetune.library.verdict.run_problems import problems_of, require_none, sentences
     from kubetune.library.verdict.run_warnings import warnings_of
@@ -112,7 +113,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
         report.findings = (*of_run, *report.findings)
         if gallery is not None:
             work.count("writing the page", None, 0)
-            write_page(args.html, config, report, gallery, tokenizer)
+            write_page(args.html, config.name, DataSpec.of(config), report, gallery, tokenizer)
     return report
 
 

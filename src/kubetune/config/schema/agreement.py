@@ -85,7 +85,11 @@ def _without_teacher(run: RunFacts) -> list[str]:
             "lora.modules_to_save: such modules learn themselves, so `teacher: self` could not switch them off; leave it "
             "out, or name the model as the teacher"
         )
-    elif run.is_own_teacher and run.distill.lmbda < 1 and not run.distill.sft_weight:
+    elif (
+        run.distill.has_for_teacher(run.model)
+        and run.distill.lmbda < 1
+        and not run.distill.sft_weight
+    ):
         problems.append(
             "distill.teacher: is the model itself, which says what the model says already; expected another model, or "
             "`lmbda: 1` with distill.teacher_prompt, which shows it more"

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kubetune.config.schema.base import AsTuple, Section
 from kubetune.config.schema.grpo import GrpoConfig
+from kubetune.config.schema.model import ModelConfig
 from kubetune.config.vllm import problems_of_addresses
 
 # The name of a teacher that is the model itself, as it was before training.
@@ -171,6 +172,11 @@ class DistillConfig(Section):
                 "probability of all other tokens is not known; expected `rest: renormalise`, or a temperature of 1"
             )
         return problems
+
+    def has_for_teacher(self, model: ModelConfig) -> bool:
+        """True if the teacher is this model before training, by `self` or by its own name."""
+        is_same = self.teacher == model.path and self.revision == model.revision
+        return is_same or self.teacher == ITSELF
 
     @model_validator(mode="after")
     def _keys_fit_each_other(self) -> DistillConfig:

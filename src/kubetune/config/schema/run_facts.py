@@ -97,13 +97,6 @@ class RunFacts(RunSections):
         return self.task == "grpo" or (self.task == "distill" and self.distill.lmbda > 0)
 
     @property
-    def is_own_teacher(self) -> bool:
-        """True if the teacher is the model before training, by `self` or by the model's own name."""
-        teacher = self.distill.teacher
-        is_same = teacher == self.model.path and self.distill.revision == self.model.revision
-        return is_same or teacher == ITSELF
-
-    @property
     def has_samplers(self) -> bool:
         """True if pods with vLLM run beside the trainer."""
         return self.kubernetes is not None and self.kubernetes.samplers is not None

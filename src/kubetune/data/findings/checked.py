@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, EvaluationConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import References, unanswered, without_answers
 from kubetune.data.findings.reward_columns import without_columns
@@ -25,26 +25,33 @@ def prepare_run(config: Config, *, progress: Callable[[int], None] | None = None
     prepared = prepare(config, progress=progress)
     errors = [finding.line for finding in findings_of(prepared) if finding.severity == "error"]
     # References are no part of the fingerprint: the same rows serve any metric and any reward.
-    errors = errors or [finding.line for finding in missing_references(config, prepared)]
+    best_metric = config.training.metric_for_best_model
+    missing = missing_references(prepared, config.evaluation, best_metric)
+    errors = errors or [finding.line for finding in missing]
     if errors:
         raise DataError(errors)
     return prepared
 
 
-def missing_references(config: Config, prepared: Prepared) -> Iterator[Finding]:
-    """Yield an error for what metrics and rewards compare answers with, where no prepared row has it."""
-    references = References(config.evaluation.generate, prepared.tokenizer)
+def missing_references(
+    prepared: Prepared, evaluation: EvaluationConfig, best_metric: str
+) -> Iterator[Finding]:
+    """Yield an error for what metrics and rewards compare answers with, where no prepared row has it.
+
+    `best_metric`: training.metric_for_best_model.
+    """
+    spec = prepared.spec
+    references = References(evaluation.generate, prepared.tokenizer)
     if prepared.eval is not None and not references.is_complete:
         references.add_rows(prepared.eval)
         yield from references.findings()
-    if prepared.eval is not None and config.record_kind == "prompt":
-        best_metric = config.training.metric_for_best_model
+    if prepared.eval is not None and spec.record_kind == "prompt":
         yield from without_answers(
-            len(prepared.eval), _without_answer(prepared.eval), config.evaluation, best_metric
+            len(prepared.eval), _without_answer(prepared.eval), evaluation, best_metric
         )
-    yield from unanswered(config.data.train, config.rewards, config.training.seed)
-    yield from without_columns(config.data.train, config.rewards, config.training.seed)
-    yield from of_distillation(config, len(prepared.train), _without_answer(prepared.train))
+    yield from unanswered(spec.data.train, spec.rewards, spec.seed)
+    yield from without_columns(spec.data.train, spec.rewards, spec.seed)
+    yield from of_distillation(spec, len(prepared.train), _without_answer(prepared.train))
 
 
 def _without_answer(rows: Rows) -> int:

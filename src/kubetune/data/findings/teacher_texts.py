@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kubetune.config.schema import Config, DistillConfig, SourceConfig
+from kubetune.config.schema import DistillConfig, SourceConfig
 from kubetune.config.schema.distill import COLUMN
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import asked_of
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.taken import read_taken
+from kubetune.data.spec import DataSpec
 
 
 def teacher_text(
@@ -50,17 +51,17 @@ def teacher_text(
         raise LookupError(str(error)) from None
 
 
-def of_distillation(config: Config, rows: int, unanswered_rows: int) -> Iterator[Finding]:
+def of_distillation(spec: DataSpec, rows: int, unanswered_rows: int) -> Iterator[Finding]:
     """Yield errors for what distillation takes from the records of training, and they lack.
 
     `rows`: those of training; `unanswered_rows`: of these, the ones without an answer.
     """
-    if config.task != "distill":
+    if spec.task != "distill":
         return
-    yield from _without_given_answers(rows, unanswered_rows, config.distill)
-    must_show = config.is_own_teacher and config.distill.lmbda == 1
+    yield from _without_given_answers(rows, unanswered_rows, spec.distill)
+    must_show = spec.distill.has_for_teacher(spec.model) and spec.distill.lmbda == 1
     yield from _without_teacher_text(
-        config.data.train, config.distill.teacher_prompt, config.training.seed, must_show=must_show
+        spec.data.train, spec.distill.teacher_prompt, spec.seed, must_show=must_show
     )
 
 

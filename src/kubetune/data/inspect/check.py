@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
-from kubetune.config.schema import Config, RecordKind
+from kubetune.config.schema import Config, EvaluationConfig, RecordKind, TrainingConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import References, unanswered, without_answers
 from kubetune.data.findings.reward_columns import without_columns
@@ -170,31 +170,35 @@ def check(
     report.saved_share = saved_share(
         first_rows, config.task, config.data, config.preference, config.training
     )
-    _judge(report, config, data_pass, references, unanswered_rows)
+    _judge(report, data_pass, references, unanswered_rows, config.evaluation, config.training)
     return report
 
 
 def _judge(
     report: Report,
-    config: Config,
     data_pass: DataPass,
     references: References,
     unanswered_rows: Mapping[Split, int],
+    evaluation: EvaluationConfig,
+    training: TrainingConfig,
 ) -> None:
     """Put the counts of a pass that is over to the report, and what they mean."""
+    spec = data_pass.spec
     stats = data_pass.stats()
-    report.stats = with_files_not_read(config.sources, stats, images=data_pass.has_images)
-    report.findings = find(data_pass.spec, report.stats, data_pass.tokenizer)
+    report.stats = with_files_not_read(spec.sources, stats, images=data_pass.has_images)
+    report.findings = find(spec, report.stats, data_pass.tokenizer)
     # Where records are bad, fixing them may change the references.
     if report.ok:
-        answers = unanswered(config.data.train, config.rewards, config.training.seed)
-        columns = without_columns(config.data.train, config.rewards, config.training.seed)
-        best_metric = config.training.metric_for_best_model
+        answers = unanswered(spec.data.train, spec.rewards, spec.seed)
+        columns = without_columns(spec.data.train, spec.rewards, spec.seed)
         rows = {split: lengths.total() for split, lengths in report.lengths.items()}
         asked = without_answers(
-            rows.get("eval", 0), unanswered_rows["eval"], config.evaluation, best_metric
+            rows.get("eval", 0),
+            unanswered_rows["eval"],
+            evaluation,
+            training.metric_for_best_model,
         )
-        taught = of_distillation(config, rows["train"], unanswered_rows["train"])
+        taught = of_distillation(spec, rows["train"], unanswered_rows["train"])
         report.findings = (
             *references.findings(),
             *asked,

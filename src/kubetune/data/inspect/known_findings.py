@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kubetune.base.whole_folder import is_whole
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import Config, EvaluationConfig, SourceConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import is_on_disk, makes_data, taken_by, where_is
 from kubetune.data.reading.sources import locate
+from kubetune.data.spec import DataSpec
 from kubetune.errors import DataError
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ def known_findings(
     from kubetune.data.findings.sentences import find
     from kubetune.data.inspect.check import check
     from kubetune.data.prepared.fingerprint import MANIFEST, fingerprint, kept_stats
-    from kubetune.data.spec import DataSpec
     from kubetune.data.text.tokenizer import cache_folder
 
     spec = DataSpec.of(config)
@@ -62,7 +62,11 @@ def known_findings(
                 known = find(spec, kept_stats(folder, spec), tokenizer)
                 if any(finding.severity == "error" for finding in known):
                     return known
-                return (*_missing_references(config, folder, tokenizer), *known)
+                best_metric = config.training.metric_for_best_model
+                missing = _missing_references(
+                    spec, config.evaluation, best_metric, folder, tokenizer
+                )
+                return (*missing, *known)
 
         most_records = MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS
         if not _are_small(sources, most_records):
@@ -75,17 +79,22 @@ def known_findings(
         return (Finding("refused", "error", "", sentence),)
 
 
-def _missing_references(config: Config, folder: Path, tokenizer: Tokenizer) -> Iterator[Finding]:
+def _missing_references(
+    spec: DataSpec,
+    evaluation: EvaluationConfig,
+    best_metric: str,
+    folder: Path,
+    tokenizer: Tokenizer,
+) -> Iterator[Finding]:
     """Yield what a run with these prepared rows would refuse for want of references."""
     # Opening rows takes numpy, and an image processor where there are images.
-    if config.evaluation.generate is None and not config.rewards and config.task != "distill":
+    if evaluation.generate is None and not spec.rewards and spec.task != "distill":
         return
     from kubetune.data.findings.checked import missing_references
     from kubetune.data.prepared.prepare import load_prepared
-    from kubetune.data.spec import DataSpec
 
-    prepared = load_prepared(folder, tokenizer, DataSpec.of(config))
-    yield from missing_references(config, prepared)
+    prepared = load_prepared(folder, tokenizer, spec)
+    yield from missing_references(prepared, evaluation, best_metric)
 
 
 def _are_small(sources: Sequence[SourceConfig], most_records: int) -> bool:
