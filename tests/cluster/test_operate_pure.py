@@ -32,10 +32,9 @@ from kubetune.k8s.cluster.causes import find_cause
 from kubetune.k8s.cluster.cluster_runs import ObservedRun
 from kubetune.k8s.cluster.in_pod import dev_command
 from kubetune.k8s.cluster.log_follow import LogCopy, Position
-from kubetune.k8s.cluster.submission import spec_of
 from kubetune.k8s.cluster.termination import last_step, trusted
 from kubetune.k8s.manifests.kinds.kind import State
-from kubetune.k8s.manifests.run_spec import RunSpec
+from kubetune.k8s.manifests.run_spec import RunSpec, spec_of
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, pack_tree
 

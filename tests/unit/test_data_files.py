@@ -43,7 +43,7 @@ def test_a_missing_file_is_taken_for_a_hub_id_by_nothing(ending: str, tmp_path: 
     # lint and the manifests: the pods have no such file, and no initializer fetches it from the hub
     config = load_config(FULL, overrides=[f"data.train={name}", "model.path=org/model"])
     plan = make_plan(config)
-    messages = [f.text for f in lint(config, plan, []) if f.key == "data.train.0.path"]
+    messages = [f.text for f in lint(RunSpec.of(config, plan), []) if f.key == "data.train.0.path"]
     assert len(messages) == 1
     assert messages[0].startswith(f"{name} is not in the pods")
     spec = RunSpec.of(config, plan)

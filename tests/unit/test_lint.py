@@ -15,6 +15,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import KINDS, local_files, render
 from kubetune.k8s.manifests.mistakes import Mistake
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.plan.plan import make_plan
 from tests.golden.manifests import FOLDER
 
@@ -25,7 +26,7 @@ def findings(*overrides: str) -> list[Mistake]:
     config = load_config(FULL, overrides=overrides)
     plan = make_plan(config)
     files = local_files(config)
-    return lint(config, plan, render(config, plan, files), files)
+    return lint(RunSpec.of(config, plan, files), render(config, plan, files))
 
 
 def test_the_chat_template_that_is_built_in_is_in_the_pods() -> None:

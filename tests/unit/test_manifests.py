@@ -19,6 +19,7 @@ from kubetune.config.resolved import load_resolved
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests import KINDS, local_files, render, secret_templates
 from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.k8s.run_names import run_name
 from kubetune.plan.plan import make_plan
 from standin.schemas import NEWEST, OLDEST, problems
@@ -290,7 +291,7 @@ def test_one_node_has_no_affinity_and_a_pytorchjob_of_it_no_workers() -> None:
 
 def test_secrets_are_references_only() -> None:
     config, plan = planned()
-    templates = secret_templates(config, plan)
+    templates = secret_templates(RunSpec.of(config, plan))
     assert {t["metadata"]["name"]: t["stringData"] for t in templates} == {
         "hf-token": {"HF_TOKEN": ""},
         "support-bot-jupyter": {"token": ""},
@@ -309,7 +310,9 @@ def test_the_page_is_served_over_the_outputs_read_only_and_for_a_token() -> None
     ] == [True]
     (token,) = [variable for variable in server["env"] if variable["name"] == "KUBETUNE_UI_TOKEN"]
     assert token["valueFrom"]["secretKeyRef"] == {"name": "support-bot-ui", "key": "token"}
-    names = [template["metadata"]["name"] for template in secret_templates(config, plan)]
+    names = [
+        template["metadata"]["name"] for template in secret_templates(RunSpec.of(config, plan))
+    ]
     assert "support-bot-ui" in names
     assert the(objects, "Service", "support-bot-ui")["spec"]["ports"][0]["targetPort"] == "http"
     assert "deployments" in set(leaves(the(objects, "Role", "support-bot-operator")["rules"]))

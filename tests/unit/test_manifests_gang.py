@@ -11,6 +11,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import local_files, render
 from kubetune.k8s.manifests.kinds.gang_scheduling import total
+from kubetune.k8s.manifests.run_spec import RunSpec
 from tests.golden.made import MINIMAL, made, planned, the, trainer_pods
 
 VOLCANO = "kubernetes.scheduling={gang: volcano, queue: research}"
@@ -21,7 +22,7 @@ def findings(*overrides: str) -> list[tuple[str, bool, str]]:
     """Return what lint says about scheduling."""
     config, plan = planned("compute.cpu=1", *overrides, file=MINIMAL)
     files = local_files(config)
-    advice = lint(config, plan, render(config, plan, files), files)
+    advice = lint(RunSpec.of(config, plan, files), render(config, plan, files))
     return [
         (f.key.removeprefix(SECTION), f.fatal, f.text) for f in advice if f.key.startswith(SECTION)
     ]

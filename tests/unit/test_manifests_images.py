@@ -11,6 +11,7 @@ from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_security import beyond_restricted
 from kubetune.k8s.manifests import local_files, render
 from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.run_spec import RunSpec
 from standin.schemas import NEWEST, problems
 from tests.golden.made import MINIMAL, planned, trainer_pods, variables
 
@@ -30,7 +31,7 @@ def told(*overrides: str) -> list[str]:
     """Return the keys of what lint says, errors with a mark."""
     config, plan = planned("compute.cpu=1", *overrides, file=MINIMAL)
     files = local_files(config)
-    findings = lint(config, plan, render(config, plan, files), files)
+    findings = lint(RunSpec.of(config, plan, files), render(config, plan, files))
     return [finding.key + "!" * finding.fatal for finding in findings]
 
 

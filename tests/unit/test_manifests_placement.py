@@ -11,6 +11,7 @@ from kubetune.errors import ConfigError
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import KINDS, local_files, render
 from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.run_spec import RunSpec
 from tests.golden.made import FULL, MINIMAL, made, planned, trainer_pods
 
 
@@ -136,7 +137,7 @@ def test_claimed_devices_take_the_place_of_the_gpu_resource(kind: str) -> None:
 def test_lint(override: str, key: str, fatal: bool) -> None:
     config, plan = planned(override, *(["compute.cpu=null"] if "cpu" in override else []))
     files = local_files(config)
-    findings = lint(config, plan, render(config, plan, files), files)
+    findings = lint(RunSpec.of(config, plan, files), render(config, plan, files))
     assert [(f.key, f.fatal) for f in findings] == [(key, fatal)]
 
 
@@ -144,5 +145,5 @@ def test_a_claim_of_gpus_needs_a_run_with_gpus() -> None:
     config, plan = planned(
         "kubernetes.resource_claims=[{name: a, template: b, gpus: true}]", file=MINIMAL
     )
-    fatal = [f for f in lint(config, plan, render(config, plan)) if f.fatal]
+    fatal = [f for f in lint(RunSpec.of(config, plan), render(config, plan)) if f.fatal]
     assert [f.key for f in fatal] == ["kubernetes.resource_claims.0.gpus"]

@@ -10,6 +10,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import KINDS, render
 from kubetune.k8s.manifests.mistakes import Mistake
 from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.run_spec import RunSpec
 from standin.schemas import problems
 from tests.golden.made import MINIMAL, made, planned, the
 
@@ -22,7 +23,9 @@ SHARED = "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}"
 def findings(*overrides: str) -> dict[str, Mistake]:
     """Return the findings about a minimal run with changes, by key."""
     config, plan = planned(*overrides, file=MINIMAL)
-    return {finding.key: finding for finding in lint(config, plan, render(config, plan))}
+    return {
+        finding.key: finding for finding in lint(RunSpec.of(config, plan), render(config, plan))
+    }
 
 
 def topology_of(objects: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -181,7 +184,9 @@ def test_a_cache_can_go_with_its_jobset() -> None:
     }
     assert jupyter["cache"]["persistentVolumeClaim"]["claimName"] == "cache-support-bot"
     assert [problem for obj in objects for problem in problems(obj)] == []
-    assert [f.text for f in lint(config, plan, objects) if f.fatal and "cache" in f.text] == []
+    assert [
+        f.text for f in lint(RunSpec.of(config, plan), objects) if f.fatal and "cache" in f.text
+    ] == []
 
 
 def test_operators_may_take_a_run_from_its_queue() -> None:

@@ -20,6 +20,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.run_spec import RunSpec
 from kubetune.k8s.manifests.smoke_manifests import smoke_config
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config
@@ -178,7 +179,7 @@ def test_the_group_of_volcano_counts_both(kind: str) -> None:
 def test_a_group_that_nobody_starts_together_is_told() -> None:
     config = config_of(kubernetes=BESIDE_JOB)
     plan = make_plan(config)
-    texts = [finding.text for finding in lint(config, plan, render(config, plan), {})]
+    texts = [finding.text for finding in lint(RunSpec.of(config, plan), render(config, plan))]
     assert any("nothing starts the 4 pods together" in text for text in texts)
 
 

@@ -53,7 +53,7 @@ from kubetune.k8s.cluster import pods
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.pod_templates import pod_templates, pods_of
-from kubetune.k8s.manifests.run_spec import plan_without_data
+from kubetune.k8s.manifests.run_spec import RunSpec, plan_without_data
 from kubetune.k8s.manifests.kustomize import configuration
 
 config = load_config(Path("run.yaml"), environ={})
@@ -70,7 +70,7 @@ print(json.dumps({
     "state": pods.state_of(ended, []),
     "path": WORKLOADS["mpijob"].path("ml", "fit"),
     "trainer": pods.trainer_container({"spec": {"containers": [{"name": "x"}, {"name": "worker"}]}}),
-    "findings": [finding.text for finding in lint(config, plan, objects) if finding.key == "name"],
+    "findings": [finding.text for finding in lint(RunSpec.of(config, plan), objects) if finding.key == "name"],
     "kustomized": "spec/mpiReplicaSpecs/Worker/template" in json.dumps(configuration(objects)),
 }))
 """

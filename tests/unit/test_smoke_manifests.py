@@ -9,10 +9,10 @@ import yaml
 
 from kubetune.cli import main
 from kubetune.config.load import load_config
-from kubetune.k8s.cluster.submission import spec_of
 from kubetune.k8s.cluster.volume_reader import reader_pod
 from kubetune.k8s.lint.objects import check_objects, pod_templates
 from kubetune.k8s.manifests import KINDS, render, secret_templates
+from kubetune.k8s.manifests.run_spec import spec_of
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, idling
 from standin.schemas import NEWEST, OLDEST, problems
@@ -75,7 +75,7 @@ def test_whatever_is_made_beside_a_run_is_valid(version: str, preparing: list[st
         "kubernetes.preprocess=null",
     ]
     config = load_config(FULL, overrides=[*overrides, *preparing])
-    made = [reader_pod(spec_of(config)), *secret_templates(config, make_plan(config))]
+    made = [reader_pod(spec_of(config)), *secret_templates(spec_of(config))]
     made += idling(render(dev_config(config), make_plan(config)))
     for kind in KINDS:
         assert config.kubernetes is not None

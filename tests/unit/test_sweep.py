@@ -693,7 +693,7 @@ def test_a_pause_that_a_new_pod_has_not_cleared_yet_is_not_taken_for_its_own(
     pytest.importorskip("lightkube")
     from kubetune.k8s.api.client import Cluster
     from kubetune.k8s.cluster import cluster_runs
-    from kubetune.k8s.cluster.submission import spec_of
+    from kubetune.k8s.manifests.run_spec import spec_of
 
     class Api:
         def get(self, kind: str, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests import render as make_manifests
 from kubetune.k8s.manifests.mistakes import Mistake
-from kubetune.k8s.manifests.run_spec import Manifest, plan_without_data
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, plan_without_data
 from kubetune.library.cluster_connection import open_cluster
 from kubetune.library.configs import ConfigLike, config_of
 
@@ -32,16 +32,16 @@ def render(config: ConfigLike) -> list[Manifest]:
         ConfigError: the config is wrong, has no `kubernetes`, or asks for something that cannot run.
     """
     config = config_of(config)
-    return _rendered(config, local_files(config))
+    objects, findings = checked_manifests(config, plan_without_data(config), local_files(config))
+    _warn(findings)
+    return objects
 
 
-def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
-    """Return the objects of a run, with advice on them as warnings."""
-    objects, findings = checked_manifests(config, plan_without_data(config), files)
+def _warn(findings: Sequence[Mistake]) -> None:
+    """Give advice on a run as warnings."""
     # At stacklevel 3, the warning points to the caller of `render` or `submit`.
     for finding in findings:
         warnings.warn(f"{finding.key}: {finding.text}", stacklevel=3)
-    return objects
 
 
 def checked_manifests(
@@ -49,7 +49,7 @@ def checked_manifests(
 ) -> tuple[list[Manifest], list[Mistake]]:
     """Return the objects of a run, and findings about them. Raise ConfigError for what cannot run."""
     objects = make_manifests(config, plan, files)
-    findings = lint(config, plan, objects, files)
+    findings = lint(RunSpec.of(config, plan, files), objects)
     fatal = [f"{finding.key}: {finding.text}" for finding in findings if finding.fatal]
     if fatal:
         raise ConfigError(fatal)
@@ -75,7 +75,8 @@ def submit(
     # Everything that can be wrong without a cluster is looked for first.
     config = config_of(config)
     files = local_files(config)
-    _rendered(config, files)
+    _, findings = checked_manifests(config, plan_without_data(config), files)
+    _warn(findings)
     if check:
         check_data(chain(*config.sources.values()), files, skip_option="check=False")
     assert config.kubernetes is not None

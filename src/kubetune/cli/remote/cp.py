@@ -94,7 +94,7 @@ def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
         return None
     from kubetune.config.load import load_config
     from kubetune.k8s.cluster.run_lookup import read_run
-    from kubetune.k8s.cluster.submission import spec_of
+    from kubetune.k8s.manifests.run_spec import spec_of
 
     spec = spec_of(load_config(Path(args.run_name), environ={}))
     cluster = open_cluster(args.namespace or spec.kubernetes.namespace)

@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the action; `run` returns the exit code of the training. Raise ConfigError, EnvironmentFault."""
-    from kubetune.k8s.cluster.submission import spec_of
     from kubetune.k8s.cluster.submit import submit
     from kubetune.k8s.manifests import local_files
+    from kubetune.k8s.manifests.run_spec import spec_of
     from kubetune.plugins.dev_pods import dev_config, idling
 
     # `dev RUN.YAML` is short for `dev start RUN.YAML`.

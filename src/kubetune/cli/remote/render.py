@@ -24,7 +24,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import KINDS, dump, local_files, render, secret_templates
 from kubetune.k8s.manifests.kustomize import CONFIGURATION, configuration
 from kubetune.k8s.manifests.mistakes import Mistake, advice
-from kubetune.k8s.manifests.run_spec import Manifest, plan_without_data
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, plan_without_data, spec_of
 from kubetune.k8s.manifests.smoke_manifests import smoke_config, testing
 from kubetune.k8s.manifests.user_patches import effects
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
@@ -77,7 +77,7 @@ def rendered(
         objects = testing(objects, plan)
 
     changed = _effects(config, files)
-    findings = lint(config, plan, objects, files)
+    findings = lint(RunSpec.of(config, plan, files), objects)
     findings += _patches_without_effect(changed)
     findings += _imported_beside(config.evaluation.metrics, config.rewards, files)
     report(findings, run_file(args), strict=strict)
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     """Render, lint, and write only what has no errors. Raise ConfigError with all of them."""
     config, files, objects, effects_of_patches = rendered(args, strict=args.strict)
     # Only templates: values of secrets are in no file that this writes.
-    secrets = secret_templates(config, plan_without_data(config))
+    secrets = secret_templates(spec_of(config))
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
     else:

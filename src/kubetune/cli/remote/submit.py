@@ -83,8 +83,8 @@ def submit_config(
     cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace
 ) -> int:
     """Apply the objects, print the outcome, and wait where that was asked for."""
-    from kubetune.k8s.cluster.submission import spec_of
     from kubetune.k8s.cluster.submit import submit
+    from kubetune.k8s.manifests.run_spec import spec_of
 
     # The smoke test runs in the same pods, with another command.
     change: Callable[[list[Manifest]], list[Manifest]] = _unchanged

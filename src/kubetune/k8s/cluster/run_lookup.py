@@ -20,7 +20,7 @@ from kubetune.k8s.manifests.run_spec import (
     MANAGED_BY,
     TRAINER,
     RunSpec,
-    plan_without_data,
+    spec_of,
 )
 
 CONFIG_KEY = "run.yaml"
@@ -71,8 +71,7 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
     # The ConfigMap holds everything that the run's manifests are made from.
     config = _config_of(text, f"ConfigMap {name} in namespace {cluster.namespace}, {CONFIG_KEY}")
     carried = cluster.get("ConfigMap", f"{name}-data") or {}
-    spec = RunSpec.of(config, plan_without_data(config), carried.get("data") or {})
-    spec = spec.in_namespace(cluster.namespace)
+    spec = spec_of(config, carried.get("data")).in_namespace(cluster.namespace)
     # An overlay of kustomize may have moved it, or put something before its name.
     if spec.name != name:
         spec = spec.renamed(name)

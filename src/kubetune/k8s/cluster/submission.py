@@ -27,6 +27,7 @@ from kubetune.k8s.manifests.run_spec import (
     Manifest,
     RunSpec,
     plan_without_data,
+    spec_of,
 )
 from kubetune.plan.devices import device_bytes
 from kubetune.plan.parallelism import decide_parallelism
@@ -82,11 +83,6 @@ class Submission:
     def is_job(self, obj: Manifest) -> bool:
         """True if an object is the Job that prepares the run."""
         return (obj["kind"], obj["metadata"]["name"]) == (JOB, preprocess_name(self.spec))
-
-
-def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
-    """Return the facts that the manifests of a config are made from. `files` travel along, by their local path."""
-    return RunSpec.of(config, plan_without_data(config), files)
 
 
 def compare(

@@ -6,10 +6,8 @@ changed here, and nothing is read but the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from kubetune.config.schema import Config
 from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_files import (
@@ -34,19 +32,9 @@ from kubetune.k8s.manifests.run_spec import (
 )
 from kubetune.k8s.manifests.storage import shm_size
 
-if TYPE_CHECKING:
-    from kubetune.plan.plan import Plan
 
-
-def lint(
-    config: Config, plan: Plan, objects: Sequence[Manifest], files: Mapping[str, str] | None = None
-) -> list[Mistake]:
-    """Return everything wrong with, or unwise about, a run on a cluster.
-
-    `objects` are what `render` made, with these `files`. Raise ConfigError when the config has no `kubernetes` section.
-    """
-    spec = RunSpec.of(config, plan, files)
-
+def lint(spec: RunSpec, objects: Sequence[Manifest]) -> list[Mistake]:
+    """Return everything wrong with, or unwise about, a run on a cluster. `objects` are what `render` made of it."""
     # Each of these looks at the config alone.
     checks = (
         _size,

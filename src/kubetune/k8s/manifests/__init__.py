@@ -72,10 +72,8 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
     return patched(objects, spec.kubernetes.patches)
 
 
-def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
+def secret_templates(spec: RunSpec) -> list[Manifest]:
     """Return the Secrets that the objects of `render` refer to. Their values are empty, for the user to fill in."""
-    spec = RunSpec.of(config, plan)
-
     # Two variables may come from one Secret:
     #     HF_TOKEN: {secret: keys}, WANDB_API_KEY: {secret: keys}   →   keys: {HF_TOKEN: "", WANDB_API_KEY: ""}
     keys: dict[str, dict[str, str]] = {}

@@ -229,3 +229,8 @@ class RunSpec:
         if self.kubernetes.annotations:
             metadata["annotations"] = dict(self.kubernetes.annotations)
         return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+
+
+def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
+    """Return the facts that the manifests of a config are made from. `files` travel along, by their local path."""
+    return RunSpec.of(config, plan_without_data(config), files)

@@ -23,9 +23,9 @@ from kubetune.k8s.cluster.cluster_runs import observe
 from kubetune.k8s.cluster.log_follow import wait_for_job
 from kubetune.k8s.cluster.preparation import find_job, has_own_job
 from kubetune.k8s.cluster.stopping import resume, stop
-from kubetune.k8s.cluster.submission import spec_of
 from kubetune.k8s.cluster.submit import submit
 from kubetune.k8s.manifests import local_files
+from kubetune.k8s.manifests.run_spec import spec_of
 from kubetune.library.sweep.observed_trial import seconds_of, status_of
 from kubetune.library.sweep.runner import Observation
 from kubetune.library.sweep.sweep_record import Trial, TrialRun

@@ -73,11 +73,13 @@ def evaluate_run(
         )
 
     # What differs from the run's config, by section.
-    changed: dict[str, Any] = {}
+    evaluated = config.evaluation
     if functions:
         # Functions judge answers, which the model has to write even if it did not in training.
-        generate = config.evaluation.generate or GenerateConfig()
-        changed["evaluation"] = config.evaluation.model_copy(update={"generate": generate})
+        generate = evaluated.generate or GenerateConfig()
+        evaluated = evaluated.model_copy(update={"generate": generate})
+    evaluated, remarks = without_rewards(evaluated, has_functions=bool(functions))
+    changed: dict[str, Any] = {"evaluation": evaluated}
 
     labels = result.task.labels_of(result.checkpoint)
     has_labels = labels is not None
@@ -88,7 +90,6 @@ def evaluate_run(
     else:
         require_evaluation_data(config.data, run_dir)
     config = config.model_copy(update=changed)
-    config, remarks = without_rewards(config, has_functions=bool(functions))
 
     is_other = data is not None
     evaluation, predicted = _evaluate(

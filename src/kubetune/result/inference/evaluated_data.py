@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kubetune import errors
-from kubetune.config.schema import Config, DataConfig
+from kubetune.config.schema import Config, DataConfig, EvaluationConfig
 from kubetune.data.findings.checked import findings_of
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
@@ -48,23 +48,24 @@ def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
     return tuple([finding.line for finding in findings if finding.split in splits])
 
 
-def without_rewards(config: Config, *, has_functions: bool) -> tuple[Config, tuple[str, ...]]:
-    """Return a config whose answers no reward of `task: grpo` judges, and a remark if one would.
+def without_rewards(
+    evaluation: EvaluationConfig, *, has_functions: bool
+) -> tuple[EvaluationConfig, tuple[str, ...]]:
+    """Return an evaluation whose answers no reward of `task: grpo` judges, and a remark if one would.
 
     Rewards are the run's own code and models, which only its training starts.
     """
-    generate = config.evaluation.generate
+    generate = evaluation.generate
     if generate is None or "reward" not in generate.metric:
-        return config, ()
+        return evaluation, ()
     metric = tuple(name for name in generate.metric if name != "reward")
     kept = None
-    if metric or has_functions or config.evaluation.metrics is not None:
+    if metric or has_functions or evaluation.metrics is not None:
         kept = generate.model_copy(update={"metric": metric})
-    evaluation = config.evaluation.model_copy(update={"generate": kept})
     remark = (
         "reward is measured by the evaluations of the training alone; `kubetune report` shows them"
     )
-    return config.model_copy(update={"evaluation": evaluation}), (remark,)
+    return evaluation.model_copy(update={"generate": kept}), (remark,)
 
 
 def of_other_data(
