@@ -8,7 +8,7 @@ for.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 
@@ -30,12 +30,15 @@ def measure(
     with warnings.catch_warnings():
         # A class that occurs and is never predicted, or the other way round, counts as 0. scikit-learn warns of that.
         warnings.simplefilter("ignore", UserWarning)
-        if labels.problem_type == "regression":
-            values = _regression(logits[:, 0], targets[:, 0])
-        elif labels.problem_type == "multi_label_classification":
-            values = _multi_label(logits, targets)
-        else:
-            values = _single_label(logits, targets[:, 0].astype(np.int64))
+        match labels.problem_type:
+            case "regression":
+                values = _regression(logits[:, 0], targets[:, 0])
+            case "multi_label_classification":
+                values = _multi_label(logits, targets)
+            case "single_label_classification":
+                values = _single_label(logits, targets[:, 0].astype(np.int64))
+            case unknown:
+                assert_never(unknown)
 
     return {f"eval_{name}": float(value) for name, value in values.items()}
 
@@ -47,16 +50,18 @@ def losses_of(
 ) -> NDArray[np.float64]:
     """Return the loss of each sample, `[samples]`. Their mean is `eval_loss`."""
     result: NDArray[np.float64]
-    if labels.problem_type == "regression":
-        result = (logits[:, 0] - targets[:, 0]) ** 2
-    elif labels.problem_type == "multi_label_classification":
-        # log(1 + e^z) - y z is -log σ(z) for y = 1 and -log σ(-z) for y = 0.
-        result = (np.logaddexp(0.0, logits) - (targets > 0.5) * logits).mean(1)
-    else:
-        # The loss of one label is -log p of that label's class.
-        classes = targets[:, 0].astype(np.int64)
-        result = -_log_softmax(logits)[np.arange(len(logits)), classes]
-
+    match labels.problem_type:
+        case "regression":
+            result = (logits[:, 0] - targets[:, 0]) ** 2
+        case "multi_label_classification":
+            # log(1 + e^z) - y z is -log σ(z) for y = 1 and -log σ(-z) for y = 0.
+            result = (np.logaddexp(0.0, logits) - (targets > 0.5) * logits).mean(1)
+        case "single_label_classification":
+            # The loss of one label is -log p of that label's class.
+            classes = targets[:, 0].astype(np.int64)
+            result = -_log_softmax(logits)[np.arange(len(logits)), classes]
+        case unknown:
+            assert_never(unknown)
     return result
 
 
@@ -78,12 +83,16 @@ def count_confusions(
 
 def probabilities(labels: Labels, logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the probability of each class, `[samples, outputs]`; of regression, the values themselves."""
-    if labels.problem_type == "regression":
-        return logits
-    if labels.problem_type == "multi_label_classification":
-        # Each class by itself: several may apply.
-        return np.exp(-np.logaddexp(0.0, -logits))  # σ, without overflow
-    return np.exp(_log_softmax(logits))
+    match labels.problem_type:
+        case "regression":
+            return logits
+        case "multi_label_classification":
+            # Each class by itself: several may apply.
+            return np.exp(-np.logaddexp(0.0, -logits))  # σ, without overflow
+        case "single_label_classification":
+            return np.exp(_log_softmax(logits))
+        case unknown:
+            assert_never(unknown)
 
 
 def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:

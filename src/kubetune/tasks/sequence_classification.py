@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, assert_never, cast
 
 import numpy as np
 import torch
@@ -255,25 +255,29 @@ def summed_loss(
     #     several labels     mean over the classes of -log σ(±z)        z = (2, 0), labels (1, 0): (0.127 + 0.693) / 2
     #     a number           (z - y)²                                   z = 2, y = 1.5: 0.25
     #
-    problem_type = _labels(learner).problem_type
-    if problem_type == "single_label_classification":
-        return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
-
-    if problem_type == "multi_label_classification":
-        losses = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
-        return scale * losses.mean(1).sum()
-
-    return scale * F.mse_loss(outputs, batch.labels, reduction="sum")
+    match _labels(learner).problem_type:
+        case "single_label_classification":
+            return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
+        case "multi_label_classification":
+            losses = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
+            return scale * losses.mean(1).sum()
+        case "regression":
+            return scale * F.mse_loss(outputs, batch.labels, reduction="sum")
+        case unknown:
+            assert_never(unknown)
 
 
 def _right(learner: Learner, batch: Batch, outputs: Tensor) -> Tensor:
     """Return how many rows have the right label, or all the right labels; NaN where labels are numbers to predict."""
-    problem_type = _labels(learner).problem_type
-    if problem_type == "single_label_classification":
-        return (outputs.argmax(1) == batch.labels[:, 0]).sum().to(outputs)
-    if problem_type == "multi_label_classification":
-        return ((outputs > 0) == (batch.labels > 0.5)).all(1).sum().to(outputs)
-    return outputs.new_full((), float("nan"))
+    match _labels(learner).problem_type:
+        case "single_label_classification":
+            return (outputs.argmax(1) == batch.labels[:, 0]).sum().to(outputs)
+        case "multi_label_classification":
+            return ((outputs > 0) == (batch.labels > 0.5)).all(1).sum().to(outputs)
+        case "regression":
+            return outputs.new_full((), float("nan"))
+        case unknown:
+            assert_never(unknown)
 
 
 def join(parts: Sequence[Outputs]) -> Outputs:
@@ -311,13 +315,16 @@ def classify(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, Any]]
 
 def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]]:
     """Return for each sample `predicted`, what the model takes it for, and the `probabilities` of all classes."""
-    if labels.problem_type == "regression":
-        return [{"predicted": float(value)} for value in logits[:, 0]]
     # As targets are: the number of the class, or for each class whether it applies.
-    if labels.problem_type == "single_label_classification":
-        chosen = logits.argmax(1)[:, None]
-    else:
-        chosen = logits > 0
+    match labels.problem_type:
+        case "regression":
+            return [{"predicted": float(value)} for value in logits[:, 0]]
+        case "single_label_classification":
+            chosen = logits.argmax(1)[:, None]
+        case "multi_label_classification":
+            chosen = logits > 0
+        case unknown:
+            assert_never(unknown)
 
     results = []
     for choice, of_classes in zip(chosen, probabilities(labels, logits), strict=True):

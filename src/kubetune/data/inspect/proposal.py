@@ -66,11 +66,6 @@ from kubetune.errors import DataError
 # So many records are looked at.
 LOOKED_AT: Final = 1_000
 
-_TASKS: Final[dict[RecordKind, str]] = {
-    "pair": "preference",
-    "judged": "preference",
-    "labelled": "sequence_classification",
-}
 _KINDS: Final[dict[str, RecordKind]] = {
     "preference": "pair",
     "reward_model": "graded",
@@ -93,6 +88,18 @@ class ReasonedChoice(NamedTuple):
 
     value: Any
     reason: str
+
+
+_TASKS: Final[dict[RecordKind, ReasonedChoice]] = {
+    "prompt": ReasonedChoice(
+        "grpo", "prompts without answers to copy: answers are drawn and rewarded"
+    ),
+    "pair": ReasonedChoice("preference", "each row has a better and a worse answer"),
+    "judged": ReasonedChoice("preference", "each answer has a label that says whether it is good"),
+    "labelled": ReasonedChoice(
+        "sequence_classification", "each row has a text and a label: a classifier"
+    ),
+}
 
 
 @dataclass
@@ -529,17 +536,8 @@ def _in_words(unused: Sequence[LeftOut]) -> list[str]:
 
 def _task(kind: RecordKind, examples: Sequence[Example]) -> ReasonedChoice:
     """Return the task, and why."""
-    task = _TASKS.get(kind)
-    if kind == "prompt":
-        return ReasonedChoice(
-            "grpo", "prompts without answers to copy: answers are drawn and rewarded"
-        )
-    if kind == "pair":
-        return ReasonedChoice(task, "each row has a better and a worse answer")
-    if kind == "judged":
-        return ReasonedChoice(task, "each answer has a label that says whether it is good")
-    if kind == "labelled":
-        return ReasonedChoice(task, "each row has a text and a label: a classifier")
+    if kind in _TASKS:
+        return _TASKS[kind]
     if any(images_of(example) for example in examples):
         return ReasonedChoice("vision_language", "the rows have images")
     if _is_chat(examples[0]):

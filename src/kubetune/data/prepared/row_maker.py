@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, assert_never
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.pipeline import BatchResult, RecordBatch, add_digests
@@ -221,31 +221,33 @@ class RowMaker:
         """Do with a record that is too long what data.overlong says."""
         tally = result.tally
         limit = self._data.max_length
-        overlong = self._data.overlong
-        if overlong == "drop":
-            # It makes no row.
-            tally.count("overlong", record.index)
-        elif overlong == "error":
-            problem = f"has {encoded.longest:,} tokens; data.max_length is {limit:,}"
-            result.problems.append((record.where, problem))
-            tally.refused += 1
-        elif overlong == "split":
-            problem = not_to_split(self._data, record.example, encoded)
-            if problem:
+        match self._data.overlong:
+            case "drop":
+                # It makes no row.
+                tally.count("overlong", record.index)
+            case "error":
+                problem = f"has {encoded.longest:,} tokens; data.max_length is {limit:,}"
                 result.problems.append((record.where, problem))
                 tally.refused += 1
-                return
-            # Each piece is a row of its own.
-            parts = pieces(encoded, limit)
-            tally.count("split", record.index)
-            tally.pieces += len(parts)
-            for part in parts:
-                self._add(result, record, part)
-        else:
-            tally.count("truncated", record.index)
-            # What is left of it may have nothing that is trained.
-            shorter = self._encoder.cut(record.example, encoded, limit)
-            self._add_if_it_teaches(result, record, shorter)
+            case "split":
+                problem = not_to_split(self._data, record.example, encoded)
+                if problem:
+                    result.problems.append((record.where, problem))
+                    tally.refused += 1
+                    return
+                # Each piece is a row of its own.
+                parts = pieces(encoded, limit)
+                tally.count("split", record.index)
+                tally.pieces += len(parts)
+                for part in parts:
+                    self._add(result, record, part)
+            case "truncate":
+                tally.count("truncated", record.index)
+                # What is left of it may have nothing that is trained.
+                shorter = self._encoder.cut(record.example, encoded, limit)
+                self._add_if_it_teaches(result, record, shorter)
+            case unknown:
+                assert_never(unknown)
 
     def _add_if_it_teaches(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, TypeGuard, assert_never, cast
 
 from kubetune.base.files import read_inside, write_atomic
 from kubetune.config.metric_names import CLASSIFIER_METRICS, ProblemType
@@ -50,23 +50,26 @@ class Labels:
         With the names a, b, c: `b` is (1.0,); of several labels at once, `(a, c)` is (1.0, 0.0, 1.0).
         Raise ValueError for a label that is not among them.
         """
-        # One number to predict.
-        if self.problem_type == "regression":
-            number = number_of(label)
-            if number is None:
-                raise ValueError(
-                    f"label is {label!r}; expected a finite number, as the task is regression; "
-                    "classification.problem_type can say otherwise"
-                )
-            return (number,)
+        match self.problem_type:
+            case "regression":
+                number = number_of(label)
+                if number is None:
+                    raise ValueError(
+                        f"label is {label!r}; expected a finite number, as the task is regression; "
+                        "classification.problem_type can say otherwise"
+                    )
+                return (number,)
+            case "single_label_classification":
+                if isinstance(label, tuple):
+                    raise ValueError(f"label is {list(label)}; expected one class, not a list")
+                return (float(self._index(label)),)
+            case "multi_label_classification":
+                return self._target_of_several(label)
+            case unknown:
+                assert_never(unknown)
 
-        # One class out of several.
-        if self.problem_type == "single_label_classification":
-            if isinstance(label, tuple):
-                raise ValueError(f"label is {list(label)}; expected one class, not a list")
-            return (float(self._index(label)),)
-
-        # Several classes may apply: the label has a 0 or 1 for each class, or lists those that apply.
+    def _target_of_several(self, label: Label) -> tuple[float, ...]:
+        """Return a 0 or 1 for each class. The label has these too, or lists the classes that apply."""
         if is_vector(label):
             if len(label) != len(self.names):
                 raise ValueError(
@@ -81,11 +84,15 @@ class Labels:
 
     def name(self, target: Sequence[float]) -> str | float | list[str]:
         """Return the label that a target stands for: a name, a number, or names."""
-        if self.problem_type == "regression":
-            return float(target[0])
-        if self.problem_type == "single_label_classification":
-            return self.names[int(target[0])]
-        return [name for name, is_set in zip(self.names, target, strict=True) if is_set]
+        match self.problem_type:
+            case "regression":
+                return float(target[0])
+            case "single_label_classification":
+                return self.names[int(target[0])]
+            case "multi_label_classification":
+                return [name for name, is_set in zip(self.names, target, strict=True) if is_set]
+            case unknown:
+                assert_never(unknown)
 
     def _index(self, label: str | int | float) -> int:
         index = class_index(self._indexes, label)

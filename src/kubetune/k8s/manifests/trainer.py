@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from kubetune.k8s.manifests.monitoring import container_ports
 from kubetune.k8s.manifests.pod import (
@@ -88,11 +89,18 @@ def affinity(spec: RunSpec) -> Manifest:
     selector = {"matchLabels": spec.selector(TRAINER)}
     rules: Manifest = {}
     apart = {"topologyKey": HOSTNAME, "labelSelector": selector}
-    if k.spread == "required":
-        rules["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
-    elif k.spread == "preferred":
-        weighted = {"weight": 100, "podAffinityTerm": apart}
-        rules["podAntiAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
+    match k.spread:
+        case "required":
+            rules["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+        case "preferred":
+            weighted = {"weight": 100, "podAffinityTerm": apart}
+            rules["podAntiAffinity"] = {
+                "preferredDuringSchedulingIgnoredDuringExecution": [weighted]
+            }
+        case "none":
+            pass
+        case unknown:
+            assert_never(unknown)
     if k.pack:
         near = {"topologyKey": k.pack, "labelSelector": selector}
         weighted = {"weight": 50, "podAffinityTerm": near}

@@ -9,7 +9,7 @@ Two prompts with three answers each, `scale_rewards: none`:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 from torch import Tensor
@@ -47,10 +47,15 @@ def advantages(settings: GrpoConfig, rewards: Tensor) -> Tensor:
     An answer without a reward has none, and does not count in the mean of its group.
     """
     differences = rewards - rewards.nanmean(1, keepdim=True)
-    if settings.scale_rewards == "group":
-        differences = differences / (deviation(rewards)[:, None] + EPSILON)
-    elif settings.scale_rewards == "batch":
-        differences = differences / (deviation(rewards.flatten()) + EPSILON)
+    match settings.scale_rewards:
+        case "group":
+            differences = differences / (deviation(rewards)[:, None] + EPSILON)
+        case "batch":
+            differences = differences / (deviation(rewards.flatten()) + EPSILON)
+        case "none":
+            pass
+        case unknown:
+            assert_never(unknown)
     return differences.nan_to_num(nan=0.0)
 
 

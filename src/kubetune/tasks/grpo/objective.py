@@ -215,13 +215,16 @@ def measures(settings: GrpoConfig, answers: Answers) -> Tensor:
     if answers.reference is not None:
         divergence = divergences(settings, answers)
     is_low = torch.zeros_like(ratio, dtype=torch.bool)
-    if settings.loss_type == "vespo":
-        is_high = is_low  # no ratio is clipped
-    elif settings.loss_type == "cispo":
-        is_high = (ratio > settings.high) & (advantage > 0)
-    else:
-        is_low = (ratio < 1 - settings.epsilon) & (advantage < 0)
-        is_high = (ratio > 1 + settings.high) & (advantage > 0)
+    match settings.loss_type:
+        case "vespo":
+            is_high = is_low  # no ratio is clipped
+        case "cispo":
+            is_high = (ratio > settings.high) & (advantage > 0)
+        case "grpo" | "dr_grpo" | "dapo" | "bnpo" | "sapo" | "luspo":
+            is_low = (ratio < 1 - settings.epsilon) & (advantage < 0)
+            is_high = (ratio > 1 + settings.high) & (advantage > 0)
+        case unknown:
+            assert_never(unknown)
     difference = nothing
     if answers.sampled is not None:
         difference = (answers.old_logps - answers.sampled).abs().nan_to_num(nan=0.0)
