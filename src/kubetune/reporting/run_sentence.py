@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kubetune.base.humanize import counted, number
 from kubetune.config.metric_names import is_share
 from kubetune.config.naming import model_label
-from kubetune.config.schema import Config
+from kubetune.config.schema import DistillConfig, ModelConfig, RewardConfig
 from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting.reading import RunRecord
 
@@ -42,9 +43,9 @@ def kind(run: RunRecord) -> str:
         case "reward_model" | "sequence_classification":
             return f"{task}, from {run.model}"
         case "grpo":
-            return f"{task} of {run.model}, rewarded by {_rewards(run.config)}"
+            return f"{task} of {run.model}, rewarded by {_rewards(run.config.rewards)}"
         case "distill":
-            return f"{run.model} distilled from {_teacher(run.config)}"
+            return f"{run.model} distilled from {_teacher(run.config.distill, run.config.model)}"
     return f"{task} of {run.model}"
 
 
@@ -60,20 +61,20 @@ def _classifier(run: RunRecord) -> str:
     return f"Classifier, {counted(len(classes), 'class')}"
 
 
-def _rewards(config: Config) -> str:
+def _rewards(rewards: Sequence[RewardConfig]) -> str:
     """Return the rewards that are summed up, and the most that an answer can get where all of them are shares."""
-    text = " + ".join(reward.title for reward in config.rewards)
-    for reward in config.rewards:
+    text = " + ".join(reward.title for reward in rewards)
+    for reward in rewards:
         if reward.is_code or reward.is_model or not is_share(reward.title) or reward.weight < 0:
             return text
-    return f"{text}, {number(sum(reward.weight for reward in config.rewards))} at most"
+    return f"{text}, {number(sum(reward.weight for reward in rewards))} at most"
 
 
-def _teacher(config: Config) -> str:
+def _teacher(distill: DistillConfig, learner: ModelConfig) -> str:
     """Return the name of a teacher."""
-    if config.is_own_teacher:
+    if distill.has_for_teacher(learner):
         return "itself"
-    teacher = config.distill.teacher
+    teacher = distill.teacher
     if not isinstance(teacher, str):
         return counted(len(teacher or ()), "server")
     return model_label(teacher)
