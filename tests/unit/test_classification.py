@@ -96,6 +96,10 @@ def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: An
         (["1e3", "2e3"], {}, "single_label_classification", ("1e3", "2e3")),
         (["nan", "inf"], {}, "single_label_classification", ("inf", "nan")),
         ([" 1", "2 ", "3.0"], {}, "single_label_classification", ("1", "2", "3")),
+        ([-1, 0, 1], {}, "single_label_classification", ("-1", "0", "1")),
+        (["-1", "1"], {}, "single_label_classification", ("-1", "1")),
+        ([-2, 0, 2.0], {}, "single_label_classification", ("-2", "-1", "0", "1", "2")),
+        ([-1, 0], {"labels": ["-1", "0"]}, "single_label_classification", ("-1", "0")),
         (["1e-05", "+0.5", ".25"], {}, "regression", ("value",)),
         (["x", "1" * 400], {"labels": ["x", "y"]}, "single_label_classification", ("x", "y")),
     ],
@@ -129,7 +133,16 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         (["a"], "only the label 'a'"),
-        ([0, -1], "label -1 stands in the data.*without a label"),
+        ([-1, -1], "label -1 stands in each record.*without a label"),
+        (
+            [0, -1],
+            r"label -1 stands in the data of training beside 0\. Leave these records out if it marks such as have",
+        ),
+        (
+            [0, 1, 2, -1],
+            "beside 0, 1, 2.* if it is a class, list all classes in `classification.labels`",
+        ),
+        ([-100, 0, 1], "label -100 stands in the data of training beside 0, 1"),
         (
             [1, "pos", 0, "neg"],
             r"numbers \(0, 1\) and labels that are names \(neg, pos\).*List all classes in",

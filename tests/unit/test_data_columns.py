@@ -627,7 +627,7 @@ def test_a_second_answer_is_never_part_of_the_prompt(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     "name",
-    ["steps", "analysis", "sql_explanation", "feedback", "critiques", "test_cases", "answer_2"],
+    ["steps", "analysis", "sql_explanation", "feedback", "critiques", "answer_2"],
 )
 def test_what_belongs_to_the_answer_is_never_advised_for_the_prompt(name: str) -> None:
     row = {"question": "Who is it?", "answer": "It is the man.", name: "He came by the road."}
@@ -638,6 +638,24 @@ def test_what_belongs_to_the_answer_is_never_advised_for_the_prompt(name: str) -
         {},
         "Write it into the answer, if it is to be learned",
     )
+
+
+def test_tests_of_an_answer_are_for_rewards() -> None:
+    row = {"question": "Who is it?", "answer": "It is the man.", "test_list": ["assert f(1) == 2"]}
+    seen = Columns()
+    seen.note("test_list", row, {}, ())
+    (column,) = left_out(seen.to_json(1), "x.jsonl")
+    assert "a function of yours in `rewards` of `task: grpo` is given it" in column.advice
+
+
+def test_few_names_are_classes_and_no_thoughts() -> None:
+    """A `chain` may be what leads to an answer, or that of a hotel."""
+    for names, meaning in ((("Best Western", "Holiday Inn"), "class"), ((), "thought")):
+        seen = Columns()
+        for n in range(40):
+            chain = names[n % 2] if names else f"First, look at {n}, then think of {n + 1}."
+            seen.note("chain", {"text": f"Number {n} is here.", "chain": chain}, {}, ())
+        assert seen["chain"].meaning("chain", records=40) == meaning
 
 
 def test_advice_gives_all_columns_of_the_run() -> None:

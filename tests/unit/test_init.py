@@ -104,6 +104,93 @@ def test_labels_make_a_classifier() -> None:
     assert "longer texts are cut to it" in text, "unlike rows of other tasks, which are left out"
 
 
+# Records by what is in them, and the columns of a classifier of them.
+CLASSES_BY_SHAPE = {
+    "yes or no beside a passage": (
+        lambda n: {"question": f"is {n} even or odd", "answer": n % 3 == 0, "passage": f"Of {n} a text."},
+        {"text": "question", "text_pair": "passage", "label": "answer"},
+    ),
+    "yes or no": (
+        lambda n: {"question": f"Is {n} even or odd?", "answer": n % 2},
+        {"text": "question", "label": "answer"},
+    ),
+    "a claim with its evidence": (
+        lambda n: {"id": n, "claim": f"It is {n} today.", "evidence": f"They say {n}, or more.", "label": n % 3},
+        {"text": "claim", "text_pair": "evidence"},
+    ),
+    "a grade of a pair": (
+        lambda n: {"query": f"Where is number {n}?", "document": f"There is {n} in it.", "relevance": n % 4},
+        {"text": "query", "text_pair": "document", "label": "relevance"},
+    ),
+    "a target that is a class": (
+        lambda n: {"tweet": f"I say {n} of them.", "target": ("favor", "against")[n % 2]},
+        {"text": "tweet", "label": "target"},
+    ),
+    "grades around zero": (
+        lambda n: {"text": f"I say {n} of them.", "sentiment": n % 3 - 1},
+        {"label": "sentiment"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES_BY_SHAPE)
+def test_classes_are_known_by_their_shape(name: str) -> None:
+    record_of, columns = CLASSES_BY_SHAPE[name]
+    config, _ = written(lines("rows.jsonl", [record_of(n) for n in range(60)]))
+    assert config.task == "sequence_classification"
+    assert dict(config.data.train[0].columns) == columns
+
+
+def test_a_target_that_follows_an_instruction_stays_an_answer() -> None:
+    records = [
+        {"input": f"classify: word {n}", "target": ("good", "bad")[n % 2]} for n in range(60)
+    ]
+    assert written(lines("rows.jsonl", records))[0].task == "causal_lm"
+
+
+def test_two_columns_of_classes_are_both_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    records = []
+    for n in range(60):
+        sides = {"target": ("Trees", "Films")[n % 2], "stance": ("for", "against")[n // 2 % 2]}
+        records.append({"tweet": f"I say {n} of them.", **sides})
+    assert cli.main(["init", lines("rows.jsonl", records), "--model", MODEL]) == errors.USER
+    said = capsys.readouterr().err
+    for label in ("target", "stance"):
+        assert f"`--columns text=tweet label={label}`" in said
+
+
+def test_tests_are_no_second_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    records = []
+    for n in range(40):
+        tests = [f"assert f(1) == {n}", f"assert f(2) == {n}"]
+        records.append(
+            {
+                "prompt": f"Return number {n}.",
+                "code": f"def f(x):\n    return {n}",
+                "test_list": tests,
+            }
+        )
+    assert cli.main(["init", lines("rows.jsonl", records), "--model", MODEL]) == errors.USER
+    assert "`--columns prompt=prompt completion=code`" in capsys.readouterr().err
+
+
+def test_what_a_text_is_about_is_advised_as_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims = [
+        {"claim": f"It is {n} now.", "evidence": f"They say it is {n}.", "verdict": n % 2}
+        for n in range(40)
+    ]
+    facts = lines("rows.jsonl", claims)
+    told = "text=claim text_pair=evidence label=verdict"
+    assert cli.main(["init", facts, "--model", MODEL, "--task", "causal_lm"]) == errors.USER
+    assert told in capsys.readouterr().err
+    run = f"model: {MODEL}\ntask: sequence_classification\ndata: {{train: {facts}}}\n"
+    Path("run.yaml").write_text(run)
+    assert cli.main(["plan", "run.yaml"]) == errors.USER
+    assert told in capsys.readouterr().err
+
+
 def test_a_task_that_is_given_is_kept() -> None:
     file = lines("l.jsonl", [{"text": "a film", "label": 1}] * 20)
     config, _ = written(file, "--task", "causal_lm")
@@ -387,7 +474,8 @@ def test_the_command_that_makes_answers_texts_works_when_pasted(
     for n in range(40):
         records.append({**{key: text.format(n=n) for key, text in texts.items()}, **answers(n)})
     lines("some rows.jsonl", records)
-    assert cli.main(["init", "some rows.jsonl", "--model", MODEL]) == errors.USER
+    words = ["init", "some rows.jsonl", "--model", MODEL, "--task", "causal_lm"]
+    assert cli.main(words) == errors.USER
     command = capsys.readouterr().err.split("`")[-2]
     subprocess.run(command, shell=True, check=True, executable="/bin/sh")
     config, _ = written("some rows-texts.jsonl")

@@ -36,7 +36,7 @@ _METADATA: Final = frozenset((
 ))  # fmt: skip
 # Words of names of texts that are written with an answer or about it, and that no question is about.
 _BESIDE_ANSWERS: Final = frozenset((
-    *ANSWERS, "reply", "step", "analysis", "explanation", "feedback", "critique", "test",
+    *ANSWERS, "reply", "step", "analysis", "explanation", "feedback", "critique", "test", "assert",
 ))  # fmt: skip
 # Words of names of answers that are not to be learned.
 _BAD: Final = frozenset((
@@ -59,7 +59,9 @@ def names_subject(name: str) -> bool:
 
 def names_thought(name: str) -> bool:
     """True if a column is called like the thoughts before an answer."""
-    # `Complex_CoT` has a capital within a word.
+    # `Complex_CoT` has a capital within a word. Other chains are of hotels, or of supply.
+    if name.lower() == "chain":
+        return True
     return not _THOUGHTS.isdisjoint((*words_of_name(name), *words_of_name(name.lower())))
 
 
@@ -67,6 +69,11 @@ def names_answer(name: str) -> bool:
     """True if a column is called like an answer, its steps, or what somebody says of it: `response_a`, `explanation`."""
     words = words_of_name(re.sub(r"\d", "", name))
     return not _BESIDE_ANSWERS.isdisjoint(words) and not names_subject(name)
+
+
+def names_test(name: str) -> bool:
+    """True if a column is called like tests that answers are to pass: `test_list`, `unit_tests`, `test_cases`."""
+    return not {"test", "assert"}.isdisjoint(words_of_name(name))
 
 
 def names_metadata(name: str) -> bool:

@@ -22,6 +22,7 @@ from kubetune.data.column_names import (
     names_bad_answer,
     names_metadata,
     names_subject,
+    names_test,
     names_thought,
     words_of_name,
 )
@@ -166,7 +167,7 @@ def _as_answer(name: str, value: RecordValue, columns: Mapping[str, str]) -> dic
     others = (*PROMPTS, *ANSWERS, *TALKS, "chosen", "label", "labels")
     if columns or not isinstance(value.get("text"), str) or key_of(others, value, {}):
         return {}
-    if not isinstance(value[name], str) or not is_prose(value[name]):
+    if not isinstance(value[name], str) or not is_prose(value[name]) or names_test(name):
         return {}
     return {"prompt": "text", "completion": name}
 
@@ -332,7 +333,10 @@ def subject_columns(
 def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool) -> None:
     """Raise ValueError for a text that a question is about, and that would be left out."""
     left = left_subjects(value, columns, needs_answer=needs_answer)
-    if not left:
+    answer = key_of(ANSWERS, value, columns)
+    # Of an answer that is no text the reader says so: no columns make a text of it.
+    is_text = isinstance(value.get(answer, ""), str)
+    if not left or (needs_answer and not is_text):
         return
     question = key_of((*TALKS, *PROMPTS), value, {})
     names = [name for group in left for name in group]
@@ -462,7 +466,8 @@ class ColumnFacts:
         if self.repeated >= share * self.records:
             return "other"
         mean = self.words / self.records
-        if names_thought(name) and mean >= 2:
+        is_few = self.is_class(name, records=records)
+        if names_thought(name) and mean >= 2 and not is_few:
             return "thought"
         if names_subject(name) and mean >= 2:
             return "subject"
@@ -640,7 +645,9 @@ def left_out(
             is_decisive = meaning == "subject" or name in PROMPTS or name in ANSWERS
             what = "a text" if of_column["is_plain"] else "texts in lists or objects"
             advice = "Write it into the texts that are read, if they need it"
-            if names_answer(name):
+            if names_test(name):
+                advice = "If it tests answers, a function of yours in `rewards` of `task: grpo` is given it: docs/grpo.md"
+            elif names_answer(name):
                 advice = "Write it into the answer, if it is to be learned"
             if name in (use.get("completion"), use.get("output")):
                 advice = f"`data.train.{in_yaml(use)}` (`{in_words(use)}` of `kubetune init`) learns it as the answer"

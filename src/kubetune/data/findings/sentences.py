@@ -358,6 +358,19 @@ def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
     )
 
 
+def _label_below_zero(counts: SplitCounts) -> Iterator[Finding]:
+    """Name -1 beside 0 and 1: a grade as others are, or the mark of records without one of two labels."""
+    number = counts.stats["classes"].get("-1", 0)
+    if number and counts.split == "train" and counts.stats["classes"].keys() == {"-1", "0", "1"}:
+        yield counts.finding(
+            "note",
+            "label_below_zero",
+            f"label -1 of {counts.rows(number)} is a class, as 0 and 1 are",
+            number,
+            advice="Leave these records out if it marks such as have no label",
+        )
+
+
 def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
     """Find judged answers that are all good, or all bad."""
     good = counts.stats["answers"].get("good", 0)
@@ -546,6 +559,7 @@ FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _lost,
     _changed,
     _labels_without_rows,
+    _label_below_zero,
     _one_verdict,
     _reversed_pairs,
     _repeats,

@@ -144,7 +144,11 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
     seen = SeenRecords.of(records)
     kind = _kind_of(seen, source.columns)
     if task is not None and not (task == "preference" and kind == "judged"):
-        kind = _KINDS.get(task, "text")
+        of_task = _KINDS.get(task, "text")
+        if of_task != kind:
+            # Columns mean something else then.
+            seen = SeenRecords.of(records)
+        kind = of_task
     columns = _columns_of(kind, seen, source)
     keys = {key: choice.value for key, choice in columns.items()}
     seen_as = _read_all(records, source, kind, keys)
@@ -259,25 +263,40 @@ def _kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
         return "labelled"
     if not columns and all(_lacks_answer(record.value) for record in seen.records):
         return "prompt"
+    return "labelled" if _are_labelled(seen, columns) else "text"
+
+
+def _are_labelled(seen: SeenRecords, columns: Mapping[str, str]) -> bool:
+    """Return True for texts with classes, and note in `seen.by_name` which columns these are."""
+    by_name = seen.by_name
+    answer = by_name["completion"]
+    if answer is not None and not columns and seen.is_class_for_answer(answer):
+        by_name["completion"] = None
+        by_name["label"] = by_name["label"] or answer
     # A label beside a text, with nothing that is an answer: the classes of a classifier.
     talks = by_name["messages"] or by_name["completion"] or "conversations" in seen.first
     if talks or columns or by_name["image"]:
-        return "text"
+        return False
+    classes = [name for name in seen.classes() if name != by_name["text"]]
+    label = by_name["label"] or (classes[0] if len(classes) == 1 else None)
+    about = seen.text_with_subject()
+    if about is not None and label is not None:
+        by_name["text"], by_name["text_pair"] = about
+        by_name["label"] = label
+        return True
     has_label = by_name["label"] and by_name["text"]
     if has_label or _can_be_read(seen.records[0], "labelled"):
-        return "labelled"
-    classes = [name for name in seen.classes() if name != by_name["text"]]
+        return True
     # Two texts that are compared, whatever the column with the verdict is called.
     if seen.compares_texts:
-        label = by_name["label"] or (classes[0] if len(classes) == 1 else None)
         by_name["label"] = label
         by_name["text"] = None
-        return "labelled" if label else "text"
+        return label is not None
     if len(classes) == 1 and (by_name["text"] or len(seen.texts()) == 1):
         by_name["label"] = classes[0]
         by_name["text"] = by_name["text"] or seen.texts()[0]
-        return "labelled"
-    return "text"
+        return True
+    return False
 
 
 def _lacks_answer(value: RecordValue) -> bool:
@@ -310,6 +329,8 @@ def _columns_of(
     subject = _with_subject(kind, seen, source.path)
     if subject:
         return {**images, **subject}
+    if kind == "labelled" and by_name["text_pair"]:
+        return _other_columns(("text", "text_pair", "label"), by_name)
     if kind != "text" and _can_be_read(seen.records[0], kind):
         return {}
     if kind in ("pair", "graded"):
@@ -463,6 +484,7 @@ _MEANINGS: Final = {
     "completion": "answer, which is learned",
     "label": "class",
     "text": "text",
+    "text_pair": "text that it is about",
 }
 
 

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kubetune.data.column_names import ANSWERS, QUESTIONS, names_bad_answer, names_metadata
+from kubetune.data.column_names import (
+    ANSWERS,
+    PROMPTS,
+    QUESTIONS,
+    names_bad_answer,
+    names_metadata,
+    names_subject,
+)
 from kubetune.data.columns import Columns, RecordValue
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.labelled import pair_in
@@ -29,7 +36,10 @@ _OTHER_NAMES: Final = {
         "label", "labels", "gold_label", "gold", "class", "category", "sentiment", "intent", "topic", "rating", "stars",
     ),
     "text": ("text", "sentence", "review", "comment", "body", "content", "document", "article", "message"),
+    "text_pair": ("text_pair",),
 }  # fmt: skip
+# Names that answers have in some data, and classes in others.
+_UNSURE_ANSWERS: Final = ("target",)
 
 
 @dataclass
@@ -73,6 +83,24 @@ class SeenRecords:
         facts = self.facts[name]
         is_sure = name.lower() in ("label", "labels", "class")
         return is_sure or facts.records < 30 or facts.is_short
+
+    def is_class_for_answer(self, name: str) -> bool:
+        """True if a column that is called like an answer says yes or no, or holds few values and may be called so."""
+        facts = self.facts[name]
+        if not isinstance(self.first.get(name), str) and facts.are_verdicts():
+            return True
+        is_question = self.by_name["prompt"] in PROMPTS
+        is_unsure = name.lower() in _UNSURE_ANSWERS and not is_question
+        return is_unsure and facts.is_class(name, records=len(self.records))
+
+    def text_with_subject(self) -> tuple[str, str] | None:
+        """Return a text and the one that it is about, such as a claim and its evidence; None unless these are all texts."""
+        texts = self.texts()
+        subjects = [name for name in texts if names_subject(name)]
+        if len(texts) != 2 or len(subjects) != 1 or self.compares_texts:
+            return None
+        texts.remove(subjects[0])
+        return texts[0], subjects[0]
 
     def classes(self) -> list[str]:
         """Return the columns that are classes by their values."""

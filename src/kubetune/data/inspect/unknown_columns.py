@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from kubetune.base.humanize import shell_word
 from kubetune.data.choices import are_numbered
-from kubetune.data.column_names import PROMPTS, names_answer, names_bad_answer, names_metadata
+from kubetune.data.column_names import (
+    PROMPTS,
+    names_answer,
+    names_bad_answer,
+    names_metadata,
+    names_subject,
+    names_test,
+)
 from kubetune.data.inspect.answers_as_texts import from_choices, records_within
 from kubetune.data.inspect.seen_records import SeenRecords
 from kubetune.data.reading.fields import quoted
@@ -32,7 +39,7 @@ def unknown(seen: SeenRecords, path: str) -> str:
     held = []
     for name, facts in seen.facts.items():
         is_class = name in classes or name == seen.by_name["label"]
-        if facts.words and not names_metadata(name) and not is_class:
+        if facts.words and not names_metadata(name) and not is_class and not names_test(name):
             held.append(name)
     answers = [name for name in held if names_answer(name) or names_bad_answer(name)]
     lists = [name for name in answers if isinstance(seen.first.get(name), list)]
@@ -52,10 +59,13 @@ def _ways(seen: SeenRecords, held: Sequence[str], labels: Sequence[str]) -> list
     """Return words of the command line that say what columns are. `held`: those that would be learned."""
     ways = []
     are_texts = all(isinstance(seen.first.get(name), str) for name in held)
-    # A question is no answer.
-    held = sorted(held, key=lambda name: name.lower() not in PROMPTS)
+    # A question is no answer, nor is what it is about.
+    held = sorted(held, key=lambda name: (name.lower() not in PROMPTS, not names_subject(name)))
     texts = [name for name in held if name in seen.texts()]
-    if len(texts) == 2 and (pair_in(texts) or are_numbered(texts)):
+    about = seen.text_with_subject()
+    if about is not None and labels:
+        texts = list(about)
+    if len(texts) == 2 and (pair_in(texts) or are_numbered(texts) or (about and labels)):
         # Either may contradict the other, so none is an answer.
         label = shell_word(labels[0]) if labels else "NAME"
         ways.append(
@@ -66,6 +76,6 @@ def _ways(seen: SeenRecords, held: Sequence[str], labels: Sequence[str]) -> list
     if len(held) == 1 and are_texts:
         if held[0].lower() not in PROMPTS:
             ways.append(f"`--columns text={shell_word(held[0])}`")
-        for name in labels[:1]:
+        for name in labels:
             ways.append(f"`--columns text={shell_word(held[0])} label={shell_word(name)}`")
     return ways

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from kubetune.data.column_names import names_metadata
+from kubetune.data.column_names import names_metadata, names_subject
 from kubetune.data.columns import in_words, is_prose
 from kubetune.data.reading.examples import Label, Labelled
 from kubetune.data.reading.fields import Fields, first_of, keys, parsed, required, show, text_of
@@ -48,26 +48,35 @@ def _other_label(value: Fields) -> str:
 
 
 def _other_text(value: Value) -> str:
-    """Return what one may paste where a record has its text under another name: the only column that holds several words."""
+    """Return what one may paste where a record has its text under another name: the only column that holds several words.
+
+    Beside what it is about, such as a passage, it is one of two texts.
+    """
     texts = [key for key, item in value.items() if isinstance(item, str) and is_prose(item)]
-    if len(texts) != 1:
+    texts.sort(key=names_subject)
+    is_pair = [names_subject(key) for key in texts] == [False, True]
+    if len(texts) != 1 and not is_pair:
         return ""
     columns = {**getattr(value, "columns", {}), "text": texts[0]}
-    meaning = f"`{texts[0]}` is the text"
+    meanings = [f"`{texts[0]}` is the text"]
+    if is_pair:
+        columns["text_pair"] = texts[1]
+        meanings.append(f"`{texts[1]}` what it is about")
     if "label" not in value and "labels" not in value:
         key = _class_in(value, texts)
         if not key:
             return ""
         columns["label"] = key
-        meaning += f" and `{key}` the label"
-    return _advice(columns, meaning)
+        meanings.append(f"`{key}` the label")
+    *first, last = meanings
+    return _advice(columns, f"{', '.join(first)} and {last}" if first else last)
 
 
 def _class_in(value: Value, taken: Collection[str]) -> str:
     """Return the first column that holds a short text or a whole number, and is not taken; empty without one."""
     for key, item in value.items():
         is_class = isinstance(item, (bool, int)) or (
-            isinstance(item, str) and 0 < len(item) <= _LONGEST_CLASS
+            isinstance(item, str) and 0 < len(item) <= _LONGEST_CLASS and "\n" not in item
         )
         if is_class and key not in _TEXTS and key not in taken and not names_metadata(key):
             return key

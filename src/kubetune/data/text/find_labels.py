@@ -334,17 +334,19 @@ def _are_codes(names: Sequence[str]) -> bool:
 
 
 def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return the classes that numbers stand for: all from the least to the greatest, such as ratings from 1 to 5."""
+    """Return the classes that numbers stand for: all from the least to the greatest, such as ratings from 1 to 5.
+
+    Grades on both sides of 0, such as -1, 0 and 1 for what texts feel, are classes too.
+    """
     least = min(numbers)
     most = max(numbers)
     count = len(set(numbers))
-    if least < 0:
-        raise DataError(
-            f"label {least} stands in the data of training; classes are numbered from 0. -1: {UNLABELLED}. "
-            f"{_NOTHING_WRITTEN}"
-        )
+    if count == 2 and least == -most:
+        return (str(least), str(most))
+    if least < 0 and least != -most:
+        raise DataError(f"{_negative(set(numbers))}. {_NOTHING_WRITTEN}")
 
-    if most <= 1 or count == 1:  # one of two classes may be missing
+    if least >= 0 and (most <= 1 or count == 1):  # one of two classes may be missing
         least = 0
     if most + 1 - least - count > MOST_UNSEEN:
         raise DataError(
@@ -355,6 +357,19 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
         )
 
     return tuple(str(number) for number in range(least, max(2, most + 1)))
+
+
+def _negative(numbers: set[int]) -> str:
+    """Return what is said of labels below 0 that are no grades on both sides of it."""
+    if numbers == {-1}:
+        return f"label -1 stands in each record of training: {UNLABELLED}"
+    below = sorted(number for number in numbers if number < 0)
+    others = sorted(number for number in numbers if number >= 0)
+    beside = f" beside {listed([str(number) for number in others])}" if others else ""
+    return (
+        f"label {listed([str(number) for number in below])} stands in the data of training{beside}. Leave these records out "
+        "if it marks such as have no label; if it is a class, list all classes in `classification.labels`"
+    )
 
 
 def _too_few(names: Sequence[str], first_bad: str) -> str:
