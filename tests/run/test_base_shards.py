@@ -565,22 +565,40 @@ def bytes_of_a_step(world: World, config: Config) -> tuple[int, int, int, int, i
     return gathered, most, sum(layers), layers[-1], embeddings + head, parts
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=slow)])
+@pytest.mark.parametrize(
+    ("ranks", "sharing"), [(2, 2), pytest.param(4, 4, marks=slow), pytest.param(4, 2, marks=slow)]
+)
 def test_bytes_that_are_moved_and_held_follow_the_formula(
-    inputs: Path, tmp_path: Path, ranks: int
+    inputs: Path, tmp_path: Path, ranks: int, sharing: int
 ) -> None:
     model = save_model(tmp_path / "model", num_hidden_layers=5)
     for recomputed in (False, True):
-        config = make_config(
-            inputs, "shard_base", {"gradient_checkpointing": recomputed}, model=str(model)
-        )
+        settings = {"gradient_checkpointing": recomputed, "fsdp_size": sharing}
+        config = make_config(inputs, "shard_base", settings, model=str(model))
         for gathered, most, layers, layer, tables, parts in run_ranks(
             bytes_of_a_step, ranks, config
         ):
             # Each layer twice, but for the last one, which stays; tables once.
             assert gathered == 2 * layers - layer + tables
             assert most == max(2 * layer, layer + tables // 2)
-            assert parts == (layers + tables) // ranks
+            assert parts == (layers + tables) // sharing
+
+
+@slow
+def test_copies_of_a_base_have_the_same_bits(inputs: Path, tmp_path: Path) -> None:
+    whole = toy.finished(tmp_path / "ddp", make_config(inputs, "ddp"), 4)
+    two = make_config(inputs, "shard_base", {"fsdp_size": 2})
+    copies = toy.finished(tmp_path / "copies", two, 4)
+    assert toy.losses(copies) == toy.losses(whole)
+    assert toy.digests(copies) == toy.digests(whole)
+    assert "the base is cut over 2 ranks" in toy.log_of(copies, rank=3)
+
+    run_dir = toy.make_run(tmp_path / "across", two, 4)
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6:1"}
+    assert toy.train(run_dir, 4, environ) == [errors.PREEMPTED] * 4
+    toy.make_run(run_dir, make_config(inputs, "shard_base"), 4)
+    assert toy.train(run_dir, 4) == [0] * 4
+    assert toy.digests(run_dir) == toy.digests(whole)
 
 
 def sizes(hidden: int, intermediate: int, layers: int) -> dict[str, int]:

@@ -466,7 +466,7 @@ def test_copies_that_do_not_share_the_ranks_alike_are_refused(inputs: Path) -> N
         make_plan(config, world_size=3)
     assert make_plan(config, world_size=1).world_size == 1
     with pytest.raises(ValueError, match="fsdp_size: means nothing but to parallelism: fsdp"):
-        make_config(inputs, "shard_base", {"fsdp_size": 2}, **LORA)
+        make_config(inputs, "ddp", {"fsdp_size": 2}, **LORA)
 
 
 def steps_of(world: World, configs: list[Config]) -> list[tuple[list[float], list[float]]]:

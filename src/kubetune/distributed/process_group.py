@@ -111,6 +111,19 @@ def side_group(world: World, timeout_seconds: float) -> Group:
     return group
 
 
+def copy_of(world: World, size: int) -> tuple[World, Group]:
+    """Return this rank's place among the `size` neighbours that share a copy, and their group. All ranks must call this.
+
+    ranks 0 1    one copy
+    ranks 2 3    another; rank 3 is the second of these two
+    """
+    if size == world.size:
+        return world, None
+    with peers():
+        group, _ = dist.new_subgroups(size)
+    return World(world.rank % size, world.local_rank, size, world.device), group
+
+
 @contextmanager
 def peers(group: Group = None) -> Iterator[None]:
     """Tell the watchdog that this rank waits for others while the block runs. Raise LostPeer for a broken collective.

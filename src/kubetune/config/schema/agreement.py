@@ -63,9 +63,12 @@ def disagreements(run: RunFacts) -> list[str]:
     # What a way of computing cannot do.
     if run.training.parallelism != "ddp":
         problems += _not_sharded(run)
-    if run.training.fsdp_size is not None and (run.lora or run.training.parallelism != "fsdp"):
+    if run.training.fsdp_size is not None and run.training.parallelism not in (
+        "fsdp",
+        "shard_base",
+    ):
         problems.append(
-            "training.fsdp_size: means nothing but to parallelism: fsdp in full fine-tuning; leave it out"
+            "training.fsdp_size: means nothing but to parallelism: fsdp or shard_base; leave it out"
         )
     if run.training.fp8:
         problems += not_in_fp8(run)

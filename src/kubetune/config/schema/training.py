@@ -141,8 +141,8 @@ class TrainingConfig(Section):
     fsdp_size: int | None = Field(
         None,
         ge=2,
-        description="Processes that `fsdp` cuts the weights over. Left out: all. With fewer, each group of so many has all "
-        "weights (HSDP): give the GPUs of a node, so that layers are gathered within nodes.",
+        description="Processes that `fsdp` or `shard_base` cuts the weights over. Left out: all. With fewer, each group of "
+        "so many has all weights (HSDP): give the GPUs of a node, so that layers are gathered within nodes.",
     )
     fused_forwards: bool = Field(
         True,

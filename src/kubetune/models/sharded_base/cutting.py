@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kubetune.base import logs
 from kubetune.base.humanize import size
-from kubetune.distributed.process_group import World
+from kubetune.distributed.process_group import Group, World
 from kubetune.models.sharded_base.base_shards import SHARDS, BaseShards
 from kubetune.models.sharded_base.units import Unit
 from kubetune.plan.model_shapes import TOWERS
@@ -29,8 +29,9 @@ def cut(
     world: World,
     trained: Collection[str] = (),
     read: Mapping[nn.Module, Unit] | None = None,
+    group: Group = None,
 ) -> None:
-    """Cut a loaded model over the ranks. All ranks call it.
+    """Cut a loaded model over the ranks of `world`, which are a `group`. All ranks call it.
 
     `trained`: names of modules that learn whole. `read`: layers that were cut when they were read.
     """
@@ -58,25 +59,13 @@ def cut(
         if known:
             units[module] = known[0]
         elif cuttable:
-            units[module] = Unit(cuttable, world)
+            units[module] = Unit(cuttable, world, group)
             by_place.update(dict.fromkeys(tensors[module], units[module]))
             units[module].give_back()
 
     shards = BaseShards(units, layers)
     setattr(lm, SHARDS, shards)
-    left = _bytes_left(lm, whole)
-    if left > MOST_LEFT * shards.nbytes:
-        logs.MODEL.warning(
-            "%s of the base stay whole on each rank: this kind of weights is not cut yet",
-            size(left),
-        )
-    logs.MODEL.info(
-        "the base is cut over %d ranks: each holds %s of %s, and at most two layers whole, of up to %s",
-        world.size,
-        size(shards.held_bytes),
-        size(shards.nbytes),
-        size(max(unit.nbytes for unit in shards.units)),
-    )
+    _log(shards, _bytes_left(lm, whole), world)
 
 
 def cut_modules(lm: Any) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -155,3 +144,18 @@ def _bytes_left(lm: nn.Module, whole: set[nn.Module]) -> int:
 
 def _is_in_tower(name: str) -> bool:
     return not _TOWERS.isdisjoint(name.split("."))
+
+
+def _log(shards: BaseShards, left: int, world: World) -> None:
+    if left > MOST_LEFT * shards.nbytes:
+        logs.MODEL.warning(
+            "%s of the base stay whole on each rank: this kind of weights is not cut yet",
+            size(left),
+        )
+    logs.MODEL.info(
+        "the base is cut over %d ranks: each holds %s of %s, and at most two layers whole, of up to %s",
+        world.size,
+        size(shards.held_bytes),
+        size(shards.nbytes),
+        size(max(unit.nbytes for unit in shards.units)),
+    )

@@ -1,11 +1,6 @@
 """A frozen base that is cut while transformers reads it, so that no rank ever holds the whole.
 
-transformers reads weights in the order of their names, and so a layer at a time, with its quantiser. Two ranks, a model
-of three layers, after the last weight of layer 1 is set:
-
-    layer 0      this rank's half of the bytes
-    layer 1      cut now
-    layer 2      not read yet
+transformers reads weights in the order of their names, and so a layer at a time, with its quantiser.
 """
 
 from __future__ import annotations
@@ -34,9 +29,10 @@ READS_AHEAD_NOT = "HF_DEACTIVATE_ASYNC_LOAD"
 class Reader:
     """Cuts each layer of a model as soon as transformers has read it, and the rest at the end. All ranks have one."""
 
-    def __init__(self, world: World, trained: Collection[str]) -> None:
-        """Prepare to read one model. `trained`: names of modules that learn whole."""
+    def __init__(self, world: World, copy_size: int, trained: Collection[str]) -> None:
+        """Prepare to read one model. `copy_size`: ranks that share a copy. `trained`: names of modules that learn whole."""
         self._world = world
+        self._copy, self._group = process_group.copy_of(world, copy_size)
         self._trained = trained
         self._units: dict[nn.Module, Unit] = {}
         self._failure: errors.KubetuneError | None = None  # of the first weight that is not finite
@@ -65,7 +61,7 @@ class Reader:
         """Cut the rest of what was read. Raise ModelError on all ranks if a weight that one has read is not finite."""
         self._look_at(lm, lm)
         raise_first(process_group.gather(self._failure, self._world))
-        cut(lm, self._world, self._trained, self._units)
+        cut(lm, self._copy, self._trained, self._units, self._group)
 
     def _look_at(self, lm: Any, part: nn.Module) -> None:
         """Note the first weight of a part that is not finite. Alone, this rank could not raise an error."""
@@ -89,7 +85,7 @@ class Reader:
         self._look_at(lm, layer)
         tensors = list(tensors_of(layer, self._whole).values())
         if tensors:
-            self._units[layer] = Unit(tensors, self._world)
+            self._units[layer] = Unit(tensors, self._copy, self._group)
             self._units[layer].give_back()
 
     def _layers_by_weight(self, lm: Any) -> dict[str, nn.Module]:

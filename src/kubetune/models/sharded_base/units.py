@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kubetune.base import fault_injection
 from kubetune.distributed import process_group
-from kubetune.distributed.process_group import World
+from kubetune.distributed.process_group import Group, World
 
 # Tensors begin at multiples of so many bytes, as kernels expect of memory that is allocated.
 ALIGNMENT = 256
@@ -26,8 +26,14 @@ _ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 class Unit:
     """Tensors that are borrowed together: of a decoder layer, or a table of tokens."""
 
-    def __init__(self, tensors: Sequence[Sequence[Tensor]], world: World) -> None:
-        """Keep this rank's part of the bytes. `tensors`: those with the same memory together, which become views."""
+    def __init__(
+        self, tensors: Sequence[Sequence[Tensor]], world: World, group: Group = None
+    ) -> None:
+        """Keep this rank's part of the bytes. `tensors`: those with the same memory together, which become views.
+
+        `world`: the ranks that have the parts, which are a `group`.
+        """
+        self._group = group
         self._arrival: Any = None  # of bytes that are on the way
         self._is_whole = True
 
@@ -62,7 +68,7 @@ class Unit:
             return
         self._whole.untyped_storage().resize_(self.nbytes)
         with process_group.noticing_losses():
-            self._arrival = _ALL_GATHER(self._whole, self.part, async_op=True)
+            self._arrival = _ALL_GATHER(self._whole, self.part, group=self._group, async_op=True)
 
     def borrow(self) -> None:
         """Have the whole bytes here."""
