@@ -12,6 +12,7 @@ import pytest
 from standin.state.objects import name_of
 from tests.cluster.operation import Desk, slow, write_progress
 from tests.cluster.test_operate import bound
+from tests.cluster.test_operate_leaving import LEFT
 from tests.ranks import wait_until
 
 COUNT = """
@@ -314,24 +315,27 @@ def test_who_stops_or_deletes_a_run_hears_of_a_lost_host(
         ("log_follow._LOOK_SECONDS", 0.2),
     ):
         monkeypatch.setattr(f"kubetune.k8s.cluster.{name}", value)
-    script = "trap 'echo saved step 7; exit 143' TERM; echo up; while :; do sleep 0.02; done"
+    script = (
+        f"trap 'echo saved step 7; echo '\"'\"'{LEFT}'\"'\"' > /dev/termination-log; exit 143' TERM; "
+        "echo up; while :; do sleep 0.02; done"
+    )
     desk.submit_script(script, kubernetes__spread="required")
-    first, second = sorted(desk.cluster.wait_ready("fit", pods=2), key=name_of)
-    lost = second["spec"]["nodeName"]
+    # Node 0 is on the lost host, so the other one tells how far the run is.
+    stuck, other = sorted(desk.cluster.wait_ready("fit", pods=2), key=name_of)
+    lost = stuck["spec"]["nodeName"]
     desk.cluster.cut_host(lost)
     for verb in (["stop"], ["delete", "--yes"]):
         done = desk.quick(*verb, "fit", "-n", desk.cluster.namespace, code=3)
-        assert (
-            f"{name_of(second)} did not go within 2.0 s; host {lost} is lost since" in done.stderr
-        )
+        assert f"{name_of(stuck)} did not go within 2.0 s; host {lost} is lost since" in done.stderr
         assert f"kubectl delete node {lost}" in done.stderr
         if verb == ["stop"]:
-            assert "node 0: saved step 7" in done.stdout
-            desk.cluster.wait_gone("Pod", name_of(first))
+            assert "node 1: saved step 7" in done.stdout
+            desk.cluster.wait_gone("Pod", name_of(other))
             shown = desk.quick("status", "fit").stdout
             assert "stopped\nwhy: host" in shown
+            assert "step 7/20 · loss 2.5000 · 1,234 tokens/s · saved step 7" in shown
     desk.cluster.clear_faults()
-    desk.cluster.wait_gone("Pod", name_of(second))
+    desk.cluster.wait_gone("Pod", name_of(stuck))
 
 
 def test_a_host_that_is_cut_off_reports_nothing_until_it_is_back(desk: Desk) -> None:

@@ -34,11 +34,9 @@ def end(node: Node, status: ExitStatus) -> int:
         metrics.record_event(node.run_dir, "exit", node=node.place.node, **asdict(status))
     fault_injection.reach("node.noted")
 
-    # In a pod, Kubernetes keeps this message when the pod is gone.
-    progress = None
-    if node.place.node == 0:
-        progress = _progress(node.run_dir)
-    exit_status.leave_message(status, progress)
+    # In a pod, Kubernetes keeps this message when the pod is gone. Each node says how far the run is, as the host of
+    # any may be lost.
+    exit_status.leave_message(status, _progress(node.run_dir))
 
     if status.code != errors.OK:
         _print_end(node.run_dir, status)

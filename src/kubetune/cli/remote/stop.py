@@ -66,6 +66,7 @@ def _stop_and_wait(
     cluster: Cluster, spec: RunSpec, trainers: Sequence[Object], ask: Callable[[], None]
 ) -> None:
     """Ask a run to stop, wait until its pods are gone, and print what each node printed last."""
+    from kubetune.k8s.api.api_errors import ApiError
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
     from kubetune.k8s.cluster.pods import has_ended
     from kubetune.k8s.cluster.stopping import Departure
@@ -85,6 +86,13 @@ def _stop_and_wait(
 
     # A Job keeps pods of earlier starts, whose words are not of this end.
     earlier = {pod["metadata"]["uid"] for pod in trainers if has_ended(pod)}
+
+    def note_newest() -> None:
+        # The pods may have written newer progress when they ended.
+        newest = left_progress(follower.pods_seen())
+        if newest:
+            note_progress(cluster, spec, newest)
+
     departure = Departure(cluster, spec)
     follower = LogFollower(
         cluster,
@@ -99,13 +107,15 @@ def _stop_and_wait(
         try:
             with message_on_leaving(_going_on(spec)):
                 _wait_until_gone(cluster, spec, follower)
-        except EnvironmentFault:
+        except ApiError:
             show_last()
             raise
-    # The pods may have written newer progress when they ended.
-    newest = left_progress(follower.pods_seen())
-    if newest:
-        note_progress(cluster, spec, newest)
+        except EnvironmentFault:
+            # A pod stays, as on a lost host. The others have saved.
+            note_newest()
+            show_last()
+            raise
+    note_newest()
     show_last()
 
 

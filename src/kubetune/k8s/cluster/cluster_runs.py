@@ -104,7 +104,11 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         reason = kueue.why_waiting(cluster, workload)
 
     samplers = sampler_pods(cluster, spec)
-    progress, silence = ask_progress(cluster, spec, trainers)
+    lost = lost_hosts(cluster, [*preparing, *trainers, *samplers])
+    lost_names = {host.name for host in lost}
+    # Each pod of a lost host would be waited for, and two of them would hide all others.
+    heard = [pod for pod in trainers if pod["spec"].get("nodeName") not in lost_names]
+    progress, silence = ask_progress(cluster, spec, heard)
 
     # Listed after the question, which takes a while: the newest events say why nobody answered.
     events = events_of(cluster, spec)
@@ -134,7 +138,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         silence,
         find_cause(trainers, events),
         samplers,
-        lost_hosts(cluster, [*preparing, *trainers, *samplers]),
+        lost,
         server_pods(cluster, spec),
     )
 

@@ -170,7 +170,7 @@ def began(pod: Object) -> str | None:
 
 
 def message_of(pod: Object) -> Object | None:
-    """Return the agent's message at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
+    """Return the agent's message at its last end: `code`, `reason`, `step`, `progress`; None without."""
     end = _terminated(trainer_status(pod))
     if end is None:
         return None

@@ -69,17 +69,22 @@ def _fits(value: object, expected: Any) -> bool:
 
 
 def left_progress(trainers: Sequence[Object]) -> Progress | None:
-    """Return the progress in the last message of node 0's agent; None where it left none, or has not ended."""
+    """Return the progress in the last message of an agent; None where none has left any.
 
-    def made_and_ended(pod: Object) -> tuple[str, str]:
+    Each node's is that of the run, and node 0 may be on a host that is lost.
+    """
+
+    def order(pod: Object) -> tuple[str, int]:
         end = pods.last_end(pod) or {}
-        return str(pod["metadata"].get("creationTimestamp", "")), str(end.get("finishedAt") or "")
+        # Of one second, the message of node 0, which writes the numbers.
+        return str(end.get("finishedAt") or ""), -pods.node_number(pod)
 
-    newest_first = sorted(trainers, key=made_and_ended, reverse=True)
+    newest_first = sorted(trainers, key=order, reverse=True)
     for pod in newest_first:
-        message = pods.message_of(pod)
-        if pods.node_number(pod) == 0 and message:
-            return trusted(message.get("progress"))
+        message = pods.message_of(pod) or {}
+        progress = trusted(message.get("progress"))
+        if progress is not None:
+            return progress
     return None
 
 
