@@ -76,7 +76,7 @@ def allowed(store: Store, token: str, action: Action) -> bool:
         return True
     account = tuple(token.removeprefix("sa:").split(":"))
     for binding in store.list("RoleBinding", action.namespace):
-        if not _binds(binding, account, action.namespace):
+        if not _binds(binding, account):
             continue
         role = store.get("Role", action.namespace, binding["roleRef"]["name"]) or {}
         if any(_grants(rule, action) for rule in role.get("rules", [])):
@@ -84,10 +84,10 @@ def allowed(store: Store, token: str, action: Action) -> bool:
     return False
 
 
-def _binds(binding: Object, account: tuple[str, ...], namespace: str) -> bool:
+def _binds(binding: Object, account: tuple[str, ...]) -> bool:
     """True if a RoleBinding names a service account, which is (namespace, name)."""
     for subject in binding.get("subjects", []):
-        name = (subject.get("namespace", namespace), subject["name"])
+        name = (subject.get("namespace"), subject["name"])
         if subject["kind"] == "ServiceAccount" and name == account:
             return True
     return False

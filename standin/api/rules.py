@@ -51,6 +51,8 @@ def broken_rules(obj: Object, old: Object | None) -> Iterator[Cause]:
         yield from _pod(path, template.get("spec") or {}, obj)
     if kind in _KIND_RULES:
         yield from _KIND_RULES[kind](spec, old)
+    if kind == "RoleBinding":
+        yield from _subjects(obj)
 
 
 def _metadata(obj: Object) -> Iterator[Cause]:
@@ -177,6 +179,13 @@ def _stateful_set(spec: Object, old: Object | None) -> Iterator[Cause]:
 
 def _claim(spec: Object, old: Object | None) -> Iterator[Cause]:
     yield from _immutable(spec, old, ("accessModes", "storageClassName", "volumeName"))
+
+
+def _subjects(binding: Object) -> Iterator[Cause]:
+    """Yield service accounts without a namespace: that of the binding does not count."""
+    for i, subject in enumerate(binding.get("subjects") or []):
+        if subject["kind"] == "ServiceAccount" and not subject.get("namespace"):
+            yield Cause(f"subjects[{i}].namespace", "Required value", REQUIRED)
 
 
 def _job_set(spec: Object, old: Object | None) -> Iterator[Cause]:

@@ -80,6 +80,20 @@ def test_a_service_account_may_do_what_its_role_says(cluster: Cluster) -> None:
     assert refused(cluster, access.ADMIN, "GET", pods) == ""
 
 
+def test_a_service_account_is_bound_with_its_namespace(cluster: Cluster) -> None:
+    """That of the binding does not count for it."""
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "user"},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "reader"},
+        "subjects": [{"kind": "ServiceAccount", "name": "user"}],
+    }
+    with pytest.raises(AssertionError, match=r"422 .*subjects\[0\]\.namespace: Required value"):
+        cluster.apply(binding)
+
+
 def test_pod_security_refuses_pods_but_not_the_job_that_makes_them(cluster: Cluster) -> None:
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     path = f"/api/v1/namespaces/{cluster.namespace}"
