@@ -179,6 +179,20 @@ def test_the_page_names_the_file_and_the_place(
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("key", ["tflops_per_device", "peak_tflops", "peak_source"])
+def test_a_share_of_a_peak_comes_with_both(run_dir: Path, key: str) -> None:
+    path = run_dir / metrics.REPORT
+    whole = path.read_text()
+    report = json.loads(whole)
+    report["throughput"][key] = None
+    path.write_text(json.dumps(report))
+    try:
+        damage = look(run_dir)
+    finally:
+        path.write_text(whole)
+    assert f"mfu: expected {key} beside it" in "".join(damage)
+
+
 def test_no_value_of_another_type_ends_what_goes_on_from_a_run(run_dir: Path) -> None:
     """What a resumed run reads, too: its checkpoint, and how the model was before training."""
     folder = checkpoints.folder_of(run_dir, 1)

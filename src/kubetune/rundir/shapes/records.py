@@ -149,6 +149,19 @@ class _Throughput(TypedDict, total=False):
     counted: str
 
 
+def _explained(speed: _Throughput) -> _Throughput:
+    # The sentence on a share says what it is a share of.
+    if speed.get("mfu") is not None:
+        missing = [
+            key
+            for key in ("tflops_per_device", "peak_tflops", "peak_source")
+            if speed.get(key) is None
+        ]
+        if missing:
+            raise ValueError(f"mfu: expected {' and '.join(missing)} beside it")
+    return speed
+
+
 @with_config(_STRICT)
 class _ActualMemory(TypedDict, total=False):
     forecast_bytes: Required[Count | None]
@@ -208,7 +221,7 @@ class _Report(TypedDict, total=False):
     tokens: Count
     trained_tokens: Count
     peak_memory_bytes: Count | None
-    throughput: _Throughput | None
+    throughput: Annotated[_Throughput, AfterValidator(_explained)] | None
     loss_runaway: _Runaway | None
     nothing_learnt: _NothingLearnt | None
     data_fingerprint: str
