@@ -217,11 +217,13 @@ def test_prompts_with_images_are_refused(tmp_path: Path) -> None:
         import_config(file)
 
 
-def test_answers_that_are_not_trained_there_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", ["last_round", "last_round+ignore_empty_think"])
+def test_answers_that_are_not_trained_there_are_named(tmp_path: Path, scale: str) -> None:
     file = tmp_path / "a.sh"
-    file.write_text("swift sft --model a/b --dataset org/chats --loss_scale last_round\n")
+    file.write_text(f"swift sft --model a/b --dataset org/chats --loss_scale {scale}\n")
     notes = {note.key: note.text for note in import_config(file).of("approximated")}
     assert "there only the last" in notes["loss_scale"]
+    assert ("weighs the same" in notes["loss_scale"]) == ("+" in scale)
 
 
 def test_the_key_of_trained_messages_is_known_or_refused(tmp_path: Path) -> None:

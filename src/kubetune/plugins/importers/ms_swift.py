@@ -132,6 +132,18 @@ def _share(value: Any, draft: Draft) -> Outcome:
     return share(value, draft)
 
 
+def _loss_scale(value: Any, _: Draft) -> Outcome:
+    """Take which answers are trained there; names joined by + also weigh parts of them."""
+    strategy, _, weights = str(value).partition("+")
+    differences = []
+    if strategy == "last_round":
+        differences.append("all answers of a conversation are trained, and there only the last")
+    if strategy not in ("default", "all", "last_round") or weights:
+        differences.append("every answer weighs the same")
+    trained = "all" if strategy == "all" else "assistant"
+    return near(trained, "; ".join(differences))
+
+
 def _deepspeed(value: Any, _: Draft) -> Outcome:
     """Take ZeRO-2 and ZeRO-3 for sharding."""
     if "zero3" in str(value) or "zero2" in str(value):
@@ -249,9 +261,7 @@ TOOL = Tool(
             *[replace(row, beside="quant_method") for row in bits("quant_bits", "bnb_4bit_quant_type", 4)],
             # Training, and where it runs.
             Row("early_stop_interval", "training.early_stopping_patience", {0: NO_STOP}),
-            Row("loss_scale", "data.train_on", {"default": "assistant", "all": "all", "last_round": near(
-                "assistant", "all answers of a conversation are trained, and there only the last")},
-                near("assistant", "every answer weighs the same")),
+            Row("loss_scale", "data.train_on", {"default": "assistant", "all": "all"}, _loss_scale),
             Row("deepspeed", "training.parallelism", other=_deepspeed),
             count("nproc_per_node", "compute.processes"),
             count("nnodes", "compute.nodes"),
