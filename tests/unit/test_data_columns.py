@@ -169,8 +169,12 @@ def test_thoughts_in_a_column_are_read(key: str, value: dict[str, Any]) -> None:
     example = read({**value, key: THOUGHT}).example
     assert isinstance(example, Chat)
     assert example.messages[-1][key] == THOUGHT
-    # An effort or a number of tokens is no thought.
+    # An effort is no thought, but under the name that means nothing else.
     example = read({**value, key: "high"}).example
+    assert isinstance(example, Chat)
+    assert (key in example.messages[-1]) == (key == "reasoning_content")
+    # A number of tokens is none under any.
+    example = read({**value, key: 512}).example
     assert isinstance(example, Chat)
     assert key not in example.messages[-1]
 
@@ -456,6 +460,22 @@ def test_thoughts_that_nothing_reads_are_warned_of(capsys: pytest.CaptureFixture
     _, output = check(lines(rows), "--model", MODEL, capsys=capsys)
     assert "warning: train: `thinking_trajectories` (thoughts) is not used, in 30 records" in output
     assert "`data.train.columns: {reasoning_content: thinking_trajectories}`" in output
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_single_words_that_a_question_is_about_are_named(
+    is_text: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters = "abcdefghijklmnopqrst"
+    # Words that repeat say of which kind a record is.
+    about = {letter: letter * 3 if is_text else "wiki" for letter in letters}
+    rows = [
+        {"question": "Translate to German.", "context": about[letter], "answer": f"das {letter}"}
+        for letter in letters
+    ]
+    _, output = check(lines(rows), "--model", MODEL, capsys=capsys)
+    assert ("train: `context` (a text) is not used, in 20 records" in output) == is_text
+    assert ("keys not used: context" in output) != is_text
 
 
 def test_init_reads_thoughts_under_another_name() -> None:

@@ -466,10 +466,12 @@ class ColumnFacts:
         if self.repeated >= share * self.records:
             return "other"
         mean = self.words / self.records
+        # Single words are texts only if they differ: else they are efforts, kinds or languages.
+        is_told = mean >= 2 or (mean >= 1 and self._differ())
         is_few = self.is_class(name, records=records)
-        if names_thought(name) and mean >= 2 and not is_few:
+        if names_thought(name) and is_told and not is_few:
             return "thought"
-        if names_subject(name) and mean >= 2:
+        if names_subject(name) and is_told:
             return "subject"
         is_text = self.phrases >= _PHRASES_OF_A_TEXT * self.records
         # Sentences that repeat beside an answer are instructions.
@@ -485,6 +487,11 @@ class ColumnFacts:
         if self._may_be_predicted(records):
             return "number"
         return "text" if is_text else "other"
+
+    def _differ(self) -> bool:
+        """True if most records have a value of their own."""
+        values = len(self.values)
+        return not self.is_short or values > min(self.records / 2, _MOST_NAMED_CLASSES)
 
     def _may_be_predicted(self, records: int) -> bool:
         """True if nearly all records have a number beside a plain text, such as a score or a price."""

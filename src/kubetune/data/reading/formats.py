@@ -313,8 +313,9 @@ def _answer(record: Fields, content: str) -> Turn:
     message = {"role": "assistant", "content": content}
     for key in REASONING:
         thought = joined_texts(record.peek(key))
-        # A number beside it, or the name of an effort, is no thought.
-        if isinstance(thought, str) and is_prose(thought):
+        # A number under these names, or the name of an effort, is no thought; the first of them means nothing else.
+        is_thought = is_prose(thought) or (key == REASONING[0] and record.holds(key))
+        if isinstance(thought, str) and is_thought:
             record.note_taken(key, "the thoughts before it")
             message[key] = text_of(joined_texts(record[key]), key)
             break
