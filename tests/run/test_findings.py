@@ -398,6 +398,28 @@ def test_a_plan_of_large_data_does_not_claim_to_have_looked_at_all(
     ]
 
 
+@pytest.mark.parametrize("length", [8, 16])
+def test_a_plan_of_large_data_says_when_the_first_rows_are_left_out(
+    length: int, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them: no plan can be made. More than the run allows: it may be refused, which a look at all tells."""
+    long = "yes " * 12
+    rows = [chat(long if i % 2 else "a") for i in range(1200)]
+    run_file = run_file_of(Case("", rows), folder, tmp_path)
+    code = cli.main(["plan", str(run_file), f"data.max_length={length}"])
+    output = capsys.readouterr()
+    if length == 8:
+        assert code == 2
+        assert "200 of the first 200 records (100.0%) would be left out" in output.err
+        assert "Next:" not in output.out
+    else:
+        assert code == 0
+        assert data_lines(output.out)[0] == (
+            "warning: 50% of the first 200 records would be left out, and data.max_lost_share allows 10% of all"
+        )
+        assert "kubetune train" not in output.out
+
+
 def test_data_without_findings_say_so(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,13 @@ class PlanForecast:
         """True unless some rows that are here were not looked at, since there are many."""
         return self.findings is not None or self.lengths is None
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """True if more of the first rows are left out than all may be: whether it can train, a check of all tells."""
+        if self.is_looked_at or self.lengths is None:
+            return False
+        return self.lengths.lost_share > self.config.data.max_lost_share
+
     def headline(self) -> str:
         """Return the three things that most people look for: `34 steps · 457 MiB a process · 2 min`."""
         if self.problems:
@@ -71,7 +78,8 @@ class PlanForecast:
         for text in self.choices:
             yield "chosen here", text
         yield from cost_text.lines(self.config, self.plan, self.costs, self.changes)
-        for text in plan_text.on_data(self.lengths, self.findings):
+        most_lost = self.config.data.max_lost_share
+        for text in plan_text.on_data(self.lengths, self.findings, most_lost):
             yield "data", text
 
     def to_json(self) -> dict[str, Any]:

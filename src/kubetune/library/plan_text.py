@@ -33,13 +33,24 @@ class _Rows(NamedTuple):
     note: str  # how sure that is, with the sign before it
 
 
-def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iterator[str]:
-    """Yield a line on each finding about the data, or on how many rows nobody has looked at."""
+def on_data(
+    lengths: Lengths | None, findings: Sequence[Finding] | None, most_lost: float
+) -> Iterator[str]:
+    """Yield a line on each finding about the data, or on how many rows nobody has looked at.
+
+    `most_lost`: share of the records that may be left out.
+    """
     # A plan looks at all rows only where there are few of them.
     if findings is None:
         looked = "not looked at"
         if lengths is not None:
-            looked = f"not all looked at, only the first {counted(lengths.sampled, 'record')}"
+            first = f"the first {counted(lengths.sampled, 'record')}"
+            if lengths.lost_share > most_lost:
+                yield (
+                    f"warning: {lengths.lost_share:.0%} of {first} would be left out, and data.max_lost_share "
+                    f"allows {most_lost:.0%} of all"
+                )
+            looked = f"not all looked at, only {first}"
         yield f"{looked}; `kubetune data check` looks at all"
         return
     # Errors are problems of the run, which whoever shows the plan says by themselves.

@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> Answer:
         if goes_on and args.inputs and run_file(args) is not None:
             verb = "train" if config.kubernetes is None else "submit"
             verbs = (verb,) if forecast.is_looked_at else ("data check", verb)
+            if forecast.is_in_doubt:
+                verbs = ("data check",)
             words = " ".join(shell_word(word) for word in args.inputs)
             commands = " · ".join(f"{program()} {name} {words}" for name in verbs)
             print(visible(f"\nNext: {commands}"))

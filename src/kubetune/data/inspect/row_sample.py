@@ -13,7 +13,7 @@ from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.inspect.saved_share import saved_share
 from kubetune.data.prepared.pipeline import BatchResult, RecordBatch
 from kubetune.data.prepared.row_maker import SPLIT_ADVICE, RowMaker
-from kubetune.data.prepared.tally import Tally
+from kubetune.data.prepared.tally import Tally, require_rows, summarise
 from kubetune.data.reading.examples import Label
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
@@ -48,8 +48,8 @@ def sample_rows(
 ) -> Lengths | None:
     """Return the token counts of the first rows of sources, None where they have no records.
 
-    Raise DataError where no record is good, or one is of a kind that no such run takes; ConfigError for tokens that
-    the model does not know.
+    Raise DataError where no record is good, all are left out, or one is of a kind that no such run takes; ConfigError
+    for tokens that the model does not know.
     """
     problems = Problems()
 
@@ -68,6 +68,9 @@ def sample_rows(
         for row in result.chunk.sequences():
             rows.append([ids for ids, _ in row])
         tally.add(result.tally)
+    # No plan can be made from no rows, whatever the others are.
+    if not tally.rows:
+        require_rows(data, "train", summarise(sources[:1], [tally]), are_first=True)
     _require_embeddings(spec.model, environ, tokenizer, rows)
     return _lengths(spec, training, data, rows, tally, problems)
 
@@ -136,6 +139,7 @@ def _lengths(
         saved_share=saved_share(rows, spec.task, data, spec.preference, training),
         rows_per_record=rows_per_record,
         bad=tuple(problems.sentences()),
+        lost_share=tally.lost_share,
     )
 
 

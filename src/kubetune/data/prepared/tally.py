@@ -171,8 +171,13 @@ def require_rows(
     data: DataConfig,
     split: Split,
     stats: JsonObject,
+    *,
+    are_first: bool = False,
 ) -> None:
-    """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
+    """Raise DataError when a split has no rows, or more of its records are left out than the config allows.
+
+    `are_first`: the counts are those of the first records alone.
+    """
     if not stats["records"]:
         raise no_records(_KEYS[split], _sources_of(data, split))
     # A share held out may hold none of the records that have it.
@@ -187,6 +192,8 @@ def require_rows(
     # The message names each cause, and only the remedies that help with it.
     lost = stats["overlong"] + stats["no_label"] + stats.get("unusable", 0)
     records = counted(stats["records"], "record")
+    if are_first:
+        records = f"the first {records}"
     causes, remedies = _causes(data.max_length, stats)
     advice = remedies[-1]
     if len(remedies) > 1:
