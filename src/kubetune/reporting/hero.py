@@ -197,7 +197,8 @@ def facts_line(run: RunRecord) -> list[str]:
     steps = cards.last_step(run)
     planned = run.plan.num_steps if run.plan else 0
     facts = [f"{steps:,} of {planned:,} steps" if planned else counted(steps, "step")]
-    if totals.last.get("loss") is not None:
+    # What GRPO and a distillation lower says nothing of how good they are.
+    if totals.last.get("loss") is not None and run.config.task not in ("grpo", "distill"):
         facts.append(
             f"training loss {number(totals.first.get('loss'))} → {number(totals.last['loss'])}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -51,44 +50,6 @@ def turns(prompt: str) -> list[dict[str, str]]:
     return [{"role": role, "content": "\n".join(lines).strip()} for role, lines in spoken]
 
 
-# Tables that a narrow window shows as pairs of a name and a value.
-_TABLES = re.compile(r'<table class="(?:numbers|bad)\b.*?</table>', re.DOTALL)
-_HEADS = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
-_ROWS = re.compile(r"(?<=<tr)(?=[ >]).*?</tr>", re.DOTALL)
-_CELLS = re.compile(r"<(t[hd])(?=[ >])")
-_NUMBER = re.compile(r"<th[^>]*>\s*\d")
-_TAGS = re.compile(r"<[^>]*>")
-
-
-def labelled(page: str) -> str:
-    """Return a page in which each cell of a table carries the heading of its column, which a narrow window shows.
-
-    <tr><th>150</th><td>92 %</td></tr>   →   <tr><th>150</th><td data-label="exact match">92 %</td></tr>
-    """
-    return _TABLES.sub(_label_cells, page)
-
-
-def _label_cells(table: re.Match[str]) -> str:
-    head, end, body = table[0].partition("</thead>")
-    labels = [" ".join(_TAGS.sub(" ", text).split()) for text in _HEADS.findall(head)]
-
-    def label_row(row: re.Match[str]) -> str:
-        of_columns = iter(labels)
-
-        def label_cell(cell: re.Match[str]) -> str:
-            label = next(of_columns, "")
-            # A line is called by its head; a number alone would not say of what.
-            is_named = cell[1] == "th" and not _NUMBER.search(row[0])
-            if is_named or not label:
-                return cell[0]
-            # Quotes can only come from a name, which templates have escaped.
-            return f'{cell[0]} data-label="{label}"'
-
-        return _CELLS.sub(label_cell, row[0])
-
-    return head + end + _ROWS.sub(label_row, body)
-
-
 # Functions that templates call by their names.
 FILTERS = (
     ago,
@@ -127,7 +88,7 @@ def environment(*first: BaseLoader) -> Environment:
 
 def render(template: str, **facts: Any) -> str:
     """Return a page from a template of this package. Its style and scripts are inside it."""
-    return labelled(
+    return (
         environment()
         .get_template(template)
         .render(

@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 from kubetune.errors import ConfigError, KubetuneError
-from kubetune.reporting.rendering import environment, labelled
+from kubetune.reporting.rendering import environment
 from kubetune.rundir.machine import versions
 from kubetune.ui.chat.talkers import Talkers
 from kubetune.ui.jobs import Jobs
@@ -106,7 +106,7 @@ def html(
     """Return a template, without secrets and characters that could hide text."""
     # Names, logs and errors come from runs, which may be received ones.
     text = templates().get_template(template).render(**facts)
-    return HTMLResponse(visible(scrub(labelled(text))), status)
+    return HTMLResponse(visible(scrub(text)), status)
 
 
 def problem(

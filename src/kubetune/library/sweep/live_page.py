@@ -125,7 +125,7 @@ def _lead(search: Search) -> str:
         seeds = f" · {search.repeat} seeds for each"
     settings = counted(len(search.ranges), "setting")
     return (
-        f"The {direction} {search.metric} over {settings} · "
+        f"The {direction} {label_of(search.metric)} over {settings} · "
         f"sampler {search.sampler}, {pruner}{seeds}"
     )
 

@@ -281,14 +281,11 @@ document.addEventListener("click", (event) => {
   byId("labels-problem").textContent = "";
   byId("labels").showModal();
 });
-byId("labels-save")?.addEventListener("click", () => {
+byId("labels")?.addEventListener("submit", (event) => {
+  if (event.submitter.value === "cancel") return;
+  event.preventDefault();
   const tags = byId("label-tags").value.split(",").map((tag) => tag.trim()).filter(Boolean);
   change("/run/label", { dirs: [labelled], title: byId("label-title").value, note: byId("label-note").value, tags }, byId("labels-problem"));
-});
-byId("labels")?.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.target.localName !== "input") return;
-  event.preventDefault();
-  byId("labels-save").click();
 });
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-archive], [data-delete]");
