@@ -20,6 +20,7 @@ from kubetune.reporting.answers_over_time import (
 )
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
+from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.run_sentence import kind, sentence
 from kubetune.reporting.verdict_lines import verdict
@@ -127,7 +128,7 @@ def _metric_name(key: str) -> str:
     """Return a metric's name for the page; the loss of one source has the source's name."""
     if key.startswith(OF_SOURCE):
         return f"loss of {key.removeprefix(OF_SOURCE)}"
-    return key.removeprefix("eval_").replace("_", " ")
+    return label_of(key)
 
 
 def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
