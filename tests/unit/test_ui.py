@@ -522,6 +522,47 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
     assert not errors
 
 
+# What is lower than a finger needs; links within a sentence, a line of a table or a legend are as high as their text.
+LOW = """[...document.querySelectorAll("a[href], button, select, summary, input[type=search]")].filter((part) =>
+  part.checkVisibility() && !part.closest("p, td, th, figure, footer, .skip") && part.getBoundingClientRect().height < 39.5
+).map((part) => part.outerHTML.slice(0, 90))"""
+
+
+@browser.needed
+def test_a_phone_has_room_for_a_finger(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        checkpoints.commit(
+            write_run(tmp_path / name, 60), checkpoints.State(step=60), lambda folder: None
+        )
+    ended = {"code": 2, "reason": "no such column: answer", "step": None, "error": "ConfigError"}
+    (tmp_path / "bad" / "exit.json").write_text(json.dumps(ended))
+    size = {"width": 390, "height": 844}
+    with served(tmp_path) as address, browser.opened([]) as first:
+        assert first.context.browser is not None
+        phone = first.context.browser.new_context(viewport=size, has_touch=True, is_mobile=True)
+        page = phone.new_page()
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url(f"{address}/")
+        assert page.get_by_text("no such column: answer").is_visible(), "the reason is in the row"
+        for path in ("/", "/run?dir=good", "/compare?dir=good&dir=bad", "/data", "/new", "/chat"):
+            page.goto(f"{address}{path}")
+            assert page.evaluate(LOW) == [], path
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        # The field of a chat stays at the bottom.
+        box = page.locator(".say").bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] == 844
+        page.goto(f"{address}/run?dir=good")
+        tabs = page.locator("nav.tabs").bounding_box()
+        point = page.locator("#point").bounding_box()
+        assert tabs is not None
+        assert point is not None
+        assert tabs["y"] < point["y"]
+        page.get_by_role("tab", name="History").tap()
+        assert not page.locator("#point").is_visible()
+        phone.close()
+
+
 def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> None:
     text = client.get("/compare?dir=first&dir=second").text
     assert re.search(r"<td[^>]*>90 % <small>81–95 %</small>", text)
