@@ -130,6 +130,15 @@ def test_one_gpu_shares_with_nobody() -> None:
     assert {way.config.training.parallelism for way in proposals.ways} == {"ddp"}
 
 
+def test_a_model_that_is_whole_everywhere_has_no_size_of_a_copy() -> None:
+    run = run_of("lora.r=16", "training.parallelism=shard_base", "training.fsdp_size=2")
+    proposals = propose(run, GpuPool.parse("4x80GB"))
+    assert not proposals.refused
+    assert proposals.best is not None
+    assert proposals.best.changes["training.parallelism"] == "ddp"
+    assert proposals.best.changes["training.fsdp_size"] is None
+
+
 def test_what_cannot_be_is_named_with_its_reason() -> None:
     _, proposals = asked("2x24GB", "lora=null")
     reasons = [why for changes, why in proposals.refused if changes.get("training.optim")]

@@ -126,6 +126,8 @@ def propose(run: RunToPlace, pool: GpuPool) -> Proposals:
             if parallelism != "ddp" and pool.gpus == 1:
                 continue
             changes = {**method, "training.parallelism": parallelism}
+            if parallelism == "ddp":
+                changes["training.fsdp_size"] = None
             try:
                 way = _with_most_rows(base, changes)
             except ConfigError as error:
