@@ -101,7 +101,8 @@ def _label(run: RunRecord, shown: Measured) -> str:
     """Return what the point of a run is called: of two classes, F1 is that of the second."""
     if run.config.task == "reward_model" and shown.name == "eval_accuracy":
         return "agreement with the preferred answers"
-    names = ((run.data.get("facts") or {}).get("labels") or {}).get("names") or ()
+    labels = (run.data.get("facts") or {}).get("labels") or {}
+    names: Sequence[str] = labels.get("names") or ()
     if shown.name == "eval_f1" and len(names) == 2:
         return f"F1 of the class {names[1]}"
     return shown.label
