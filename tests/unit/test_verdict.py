@@ -566,6 +566,15 @@ CASES = {
     "an output with other files": Case("outputs/old holds thesis.txt but no run of kubetune", {"output": "outputs/old"},
                                        make=put_aside),
     "an output of another run": Case(r"training\.learning_rate was 0\.5, now is", {"output": "outputs/old"}, make=begun),
+    "an output in what the kernel shows": Case(
+        r"output: /proc/run cannot be made, as /proc shows what the kernel knows \(proc\)", {"output": "/proc/run"},
+    ),
+    "a cache in what the kernel shows": Case(
+        r"data\.cache: /sys/kernel/a/b cannot be made, as /sys/kernel shows what", {"data.cache": "/sys/kernel/a/b"},
+    ),
+    "a report in what the kernel shows": Case(
+        r"logging\.report_json: /proc cannot be made", {"logging.report_json": "/proc/report.json"},
+    ),
     "an output below a file": Case("output: .* cannot be made", {"output": "train.jsonl/run"}),
 }  # fmt: skip
 

@@ -6,11 +6,20 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+import psutil
 
 from kubetune.base.files import user_cache
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.plan.plan import Plan
+
+# Kinds of file systems, as Linux names them, in which nobody can make a file that stays.
+_OF_THE_KERNEL: Final = frozenset((
+    "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs", "fusectl", "mqueue", "nsfs",
+    "proc", "pstore", "securityfs", "selinuxfs", "sysfs", "tracefs",
+))  # fmt: skip
 
 
 def require_output(output: str) -> None:
@@ -58,6 +67,12 @@ def _require_writable(key: str, folder: Path) -> None:
     """Raise ConfigError unless the folder can be written, or made."""
     # Folders that are missing will be made in the nearest one that exists.
     nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    kind = _file_system(nearest)
+    if kind in _OF_THE_KERNEL:
+        raise ConfigError(
+            f"{key}: {folder} cannot be made, as {nearest} shows what the kernel knows ({kind}) and keeps no files; give "
+            "another place. Nothing was written."
+        )
     if not nearest.is_dir():
         raise ConfigError(
             f"{key}: {folder} cannot be made, as {nearest} is no folder; give another place. Nothing was written."
@@ -67,3 +82,10 @@ def _require_writable(key: str, folder: Path) -> None:
             f"{key}: {folder} cannot be written, as {nearest} is not yours to write; give a place that is, such as "
             f"{key}=outputs/my-run. Nothing was written."
         )
+
+
+def _file_system(place: Path) -> str:
+    """Return the kind of file system that a place is on, such as ext4; empty where the system does not tell."""
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    real = Path(os.path.realpath(place))
+    return next((mounts[folder] for folder in (real, *real.parents) if folder in mounts), "")
