@@ -216,6 +216,14 @@ SFT = "model_name_or_path: a/b\ndataset_name: a/c\nuse_peft: true\n"
 WANDB = "wandb_entity: we\nwandb_project: mine\nwandb_mode: offline\nwandb_log_model: checkpoint\nwandb_name: bot\n"
 
 
+def test_a_kind_that_is_switched_off_is_known(tmp_path: Path) -> None:
+    off = "reward_model: false\nprocess_reward_model: false\n"
+    result, config = imported(tmp_path, AXOLOTL + off)
+    assert config.task == "causal_lm"
+    unneeded = notes(result, "unneeded")
+    assert unneeded["reward_model"] == unneeded["process_reward_model"] == "off, as here"
+
+
 @pytest.mark.parametrize(("text", "tracker", "expected"), [
     (AXOLOTL + WANDB.replace("wandb_project: mine\n", ""), "wandb",
      {"project": "mine", "entity": "we", "mode": "offline", "log_model": True}),
