@@ -22,7 +22,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from kubetune import errors
 from kubetune.base import files, logs
@@ -90,6 +92,9 @@ class IdentityPart:
         return f"{self.path} at commit {self.commit[:12]}"
 
 
+_PARTS: Final = TypeAdapter(dict[str, IdentityPart])
+
+
 def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
     """Return the model section with a commit of the hub as its revision: the run's if it has begun, else today's.
 
@@ -131,27 +136,18 @@ def read(run_dir: Path) -> dict[str, IdentityPart]:
     """Return the parts in identity.json; none if a run has no such file, or its disk has damaged it."""
     path = run_dir / IDENTITY
     try:
-        facts = files.read_object(path)
-        return {name: _part(part) for name, part in facts["parts"].items()}
+        return _PARTS.validate_python(files.read_object(path).get("parts"))
     except FileNotFoundError:
         return {}
     except errors.EnvironmentFault as error:
         damage = str(error)
-    except (KeyError, TypeError, AttributeError) as error:
-        damage = f"{path} is damaged ({type(error).__name__}: {error})"
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, ("parts", *problem["loc"])))
+        damage = f"{path} is damaged ({place}: {problem['msg']})"
 
     logs.MODEL.warning("the base of the run is not compared: %s", damage)
     return {}
-
-
-def _part(facts: Mapping[str, Any]) -> IdentityPart:
-    contents = {}
-    for name, file in facts["files"].items():
-        stamp = None
-        if file.get("stamp"):
-            stamp = tuple(file["stamp"])
-        contents[name] = Content(file["sha256"], file["bytes"], stamp)
-    return IdentityPart(facts["path"], facts["commit"], contents)
 
 
 @dataclass

@@ -27,7 +27,7 @@ from kubetune.k8s.run_names import OUTPUTS, run_name
 from kubetune.plugins.serving import kserve
 from kubetune.result.forms.programs import is_known_to_vllm
 from kubetune.result.forms.wanted import PROVENANCE
-from kubetune.rundir.metrics import IDENTITY
+from kubetune.rundir.adapter_settings import require_as_trained
 
 # Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to this maximum.
 DEFAULT_RANK: Final = 64
@@ -146,6 +146,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
             f"kubetune export {shell_word(run_dir)} --merge, then --merged"
         )
     export = _newest_export(run_dir, "adapter")
+    require_as_trained(export.parent, config.lora)
     base = _base_path(run_dir, config.model.path)
     if not (base.startswith(("/", SCHEME)) or is_hub_id(base)):
         raise ConfigError(
@@ -160,8 +161,10 @@ def _base_path(run_dir: Path, path: str) -> str:
     """Return the path of a run's base; of an image, by the digest that the run began with, though its tag may move."""
     if not path.startswith(SCHEME):
         return path
-    part = read_json(run_dir / IDENTITY).get("parts", {}).get("model", {})
-    digest = cached_digest(str(part.get("path")), path)
+    from kubetune.data.prepared import identity
+
+    part = identity.read(run_dir).get("model")
+    digest = None if part is None else cached_digest(part.path, path)
     if digest is None:
         return path
     address = parse(path)

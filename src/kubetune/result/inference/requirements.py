@@ -15,7 +15,7 @@ from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config, DataConfig, ModelConfig, SourceConfig
 from kubetune.data.reading.hub import is_local, require_model
 from kubetune.data.reading.sources import require_sources
-from kubetune.rundir import checkpoints
+from kubetune.rundir.adapter_settings import choose_trained
 
 
 def require_result(run_dir: Path, which: str = "best", model: str | None = None) -> Config:
@@ -25,7 +25,7 @@ def require_result(run_dir: Path, which: str = "best", model: str | None = None)
     whose base is neither here nor on a hub that can be reached.
     """
     config = read_config(run_dir)
-    checkpoints.choose(run_dir, which)
+    choose_trained(run_dir, config, which)
     # A model that was trained whole needs nothing but its checkpoint.
     if config.lora is None:
         return config

@@ -40,6 +40,7 @@ from kubetune.result.inference.base_here import (
 )
 from kubetune.result.inference.requirements import not_here
 from kubetune.rundir import checkpoints
+from kubetune.rundir.adapter_settings import choose_trained
 from kubetune.tasks import task_of
 from kubetune.tasks.task import Task
 
@@ -198,7 +199,7 @@ def open_result(
     return Result(
         run_dir,
         trained,
-        checkpoints.choose(run_dir, which),
+        choose_trained(run_dir, config, which),
         model,
         trust_code,
     )

@@ -23,6 +23,7 @@ from kubetune.models import quantization
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
 from kubetune.rundir import checkpoints
+from kubetune.rundir.adapter_settings import choose_trained
 from kubetune.scoring.rewards.named_models import NamedModel, require_task
 
 
@@ -86,7 +87,7 @@ def _of_run(run_dir: Path, named: NamedModel) -> ModelSource:
         )
 
     # Checked against its manifest, but for the optimizer's files, which no reward reads.
-    folder = checkpoints.choose(run_dir)
+    folder = choose_trained(run_dir, config)
     cache = cache_folder()
     damage = checkpoints.verify(
         folder,

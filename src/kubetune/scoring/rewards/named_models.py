@@ -14,7 +14,7 @@ from kubetune.config.schema import DataConfig, DistillConfig, ModelConfig, Rewar
 from kubetune.data.inspect.estimate import load_here
 from kubetune.data.reading.hub import is_local, require_model
 from kubetune.plan import model_shapes
-from kubetune.rundir import checkpoints
+from kubetune.rundir.adapter_settings import choose_trained
 
 # Tasks whose result says how likely a text is.
 LANGUAGE_TASKS: Final = ("causal_lm", "distill", "grpo", "preference")
@@ -58,9 +58,9 @@ def require_named_model(
         of_run = read_config(run_dir)
         require_task(run_dir, of_run.task_name, named)
         try:
-            checkpoints.choose(run_dir)
-        except errors.ConfigError as error:
-            raise errors.ConfigError(f"{named.key}: {error}") from None
+            choose_trained(run_dir, of_run)
+        except (errors.ConfigError, errors.ModelError) as error:
+            raise type(error)(f"{named.key}: {error}") from None
         model = of_run.model
     else:
         model = ModelConfig(
