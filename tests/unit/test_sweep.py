@@ -9,10 +9,11 @@ import os
 import random
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import pytest
 
 from kubetune import errors
@@ -133,6 +134,18 @@ class Endless(Functions):
         return Observation(ExitStatus(145, "killed") if "all" in self.stopped else None)
 
 
+# Studies of the test that runs.
+opened = list[Any]()
+
+
+@pytest.fixture(autouse=True)
+def closed_studies() -> Iterator[None]:
+    """Close the studies of a test. Python 3.13 and newer complain of connections that nobody closes."""
+    yield
+    while opened:
+        opened.pop().close()
+
+
 def driver_of(
     folder: Path,
     search: Search,
@@ -145,6 +158,7 @@ def driver_of(
     from kubetune.library.sweep.study import Study
 
     study = Study(folder, search, storage)
+    opened.append(study)
     return Driver(
         folder,
         search,
@@ -601,6 +615,16 @@ def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path:
         explained(tmp_path),
     ):
         driver_of(tmp_path, search, place)
+
+
+def test_a_study_that_is_closed_holds_no_file(tmp_path: Path) -> None:
+    from kubetune.library.sweep.study import Study
+
+    study = Study(tmp_path, search_of())
+    study.ask()
+    study.close()
+    open_files = {file.path for file in psutil.Process().open_files()}
+    assert str(tmp_path / "study.db") not in open_files
 
 
 @pytest.mark.parametrize(

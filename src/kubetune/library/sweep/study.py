@@ -32,6 +32,7 @@ from optuna.pruners import (
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.pool import NullPool
 
 from kubetune.errors import EnvironmentFault
 from kubetune.library.sweep.ranges import Range, Values, settings_in
@@ -214,7 +215,11 @@ class Study:
         self._search = search
 
         if storage is None:
-            storage = RDBStorage(f"sqlite:///{(folder / FILE).absolute()}")
+            # A pool would hold the file open when the study is closed, or cannot be read.
+            storage = RDBStorage(
+                f"sqlite:///{(folder / FILE).absolute()}",
+                engine_kwargs={"poolclass": NullPool},
+            )
         direction: Literal["minimize", "maximize"] = "minimize"
         if search.greater:
             direction = "maximize"
