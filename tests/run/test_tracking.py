@@ -101,9 +101,8 @@ def test_mlflow_holds_one_run_over_two_starts(
     assert run.data.params["model.path"] == "m"
     assert run.data.params["tracking.mlflow.experiment"] == "[secret] bots"
     assert not any("does not work" in message for message in caplog.messages)
-    assert sqlite3.connect(tmp_path / "mlruns" / "mlflow.db").execute(
-        "select count(*) from runs"
-    ).fetchone() == (1,)
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as store:
+        assert store.execute("select count(*) from runs").fetchone() == (1,)
 
 
 @pytest.fixture(scope="module")
