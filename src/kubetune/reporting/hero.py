@@ -102,7 +102,7 @@ def _label(run: RunRecord, shown: Measured) -> str:
     if run.config.task == "reward_model" and shown.name == "eval_accuracy":
         return "agreement with the preferred answers"
     labels = (run.data.get("facts") or {}).get("labels") or {}
-    names: Sequence[str] = labels.get("names") or ()
+    names = list(labels.get("names") or ())
     if shown.name == "eval_f1" and len(names) == 2:
         return f"F1 of the class {names[1]}"
     return shown.label
