@@ -129,7 +129,7 @@ def test_a_comparison_has_metrics_as_rows_and_its_folded_charts_open(
     tab: Page, errors: list[str], compared: Path
 ) -> None:
     browser.show(tab, compared, 390)
-    assert tab.evaluate("[...document.querySelectorAll('.metrics thead th')].length") == 3
+    assert tab.evaluate("[...document.querySelectorAll('#results > .scroll thead th')].length") == 3
     assert tab.is_visible(".verdict")
     fold = tab.locator(".more-charts").first
     assert not fold.locator("canvas").first.is_visible()
