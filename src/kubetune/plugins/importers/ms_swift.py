@@ -134,7 +134,7 @@ def _share(value: Any, draft: Draft) -> Outcome:
 
 def _loss_scale(value: Any, _: Draft) -> Outcome:
     """Take which answers are trained there; names joined by + also weigh parts of them."""
-    strategy, _, weights = str(value).partition("+")
+    strategy, *weights = str(value).split("+")
     differences = []
     if strategy == "last_round":
         differences.append("all answers of a conversation are trained, and there only the last")
