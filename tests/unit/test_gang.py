@@ -335,7 +335,9 @@ def test_an_address_that_leads_elsewhere_at_first_is_asked_again(
     nodes: Callable[[int], Nodes], answered: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the name of node 0 still leads to its former pod. Nor is it asked without a pause."""
-    monkeypatch.setattr(gang, "SILENT_SECONDS", 1.0)
+    # Node 0 itself is heard in time, however busy the machine is.
+    if answered is None:
+        monkeypatch.setattr(gang, "SILENT_SECONDS", 3.0)
     run = nodes(2)
     with ExitStack() as connections:
         with socket.create_server(("127.0.0.1", run.port)) as elsewhere:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ SLOW = (
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Yield a process with limits that a test reaches soon."""
-    monkeypatch.setattr(limited_template, "SECONDS", 1)
+    monkeypatch.setattr(limited_template, "SECONDS", 3)
     monkeypatch.setattr(limited_template, "MEMORY", 1 << 27)
     limited_template.end()
     yield
@@ -55,7 +54,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Any:
     "bomb", [pytest.param(b, marks=pytest.mark.slow) if b == "powered" else b for b in BOMBS]
 )
 def test_a_template_that_never_ends_or_fills_the_memory_is_stopped(bomb: str) -> None:
-    limit = r"(2 seconds of processor time for 1|128 MiB of memory for one) conversation"
+    limit = r"(4 seconds of processor time for 1|128 MiB of memory for one) conversation"
     with pytest.raises(
         ModelError,
         match=f"the tokenizer's chat template needs more than {limit}",
@@ -73,7 +72,7 @@ def test_many_slow_conversations_do_not_add_up(monkeypatch: pytest.MonkeyPatch) 
     slow.load()
     with pytest.raises(
         ModelError,
-        match=r"needs more than 2 seconds of processor time for 1,000 conversations; set",
+        match=r"needs more than 4 seconds of processor time for 1,000 conversations; set",
     ):
         slow.render_all([(CHAT, [], [1])] * 1000)
 
@@ -95,9 +94,19 @@ def test_a_renderer_ends_with_a_killed_process_though_it_is_busy() -> None:
         before = renderer.cpu_times().user
         wait_until(lambda: renderer.cpu_times().user > before + 0.3)
         asking.kill()
-        began = time.monotonic()
-        wait_until(lambda: not renderer.is_running() or renderer.status() == psutil.STATUS_ZOMBIE)
-        assert time.monotonic() - began < limited_template.SECONDS / 2
+        # By its own limit it would end later. Its time is counted, not that of a busy machine.
+        used = before
+
+        def has_ended() -> bool:
+            nonlocal used
+            try:
+                used = max(used, renderer.cpu_times().user)
+                return renderer.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return True
+
+        wait_until(has_ended)
+        assert used - before < limited_template.SECONDS / 2
 
 
 def test_it_writes_what_the_template_writes() -> None:

@@ -229,8 +229,9 @@ def test_requests_that_never_come_do_not_stay_open(
     monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
     place = urlsplit(address)
     assert place.hostname is not None
-    with socket.create_connection((place.hostname, place.port or 80), timeout=0.05) as client:
+    with socket.create_connection((place.hostname, place.port or 80), timeout=30) as client:
         client.sendall(begun)
+        client.settimeout(0.05)
         began = time.monotonic()
         is_open = True
         while is_open:
