@@ -4,7 +4,9 @@
 
 KUBECONFIG names the cluster, KUBETUNE_REAL_NAMESPACE a namespace that is there (else one is made and removed). It has
 to have a default storage class, and nothing else that a fresh cluster of kind or minikube lacks. Two pods train the
-image's own demo model. KUBETUNE_REAL_KUBELET is a shell command that starts the kubelet of the node `$NODE` anew, as
+image's own demo model. They share volumes, which most clusters attach to one node at a time, so both are on one;
+KUBETUNE_REAL_STORAGE_CLASS names a class of volumes that many nodes mount at once, and then they may be on any.
+KUBETUNE_REAL_KUBELET is a shell command that starts the kubelet of the node `$NODE` anew, as
 `docker exec $NODE systemctl restart kubelet`; left out, that is not tried. Queues are tried where Kueue is served.
 """
 
@@ -15,6 +17,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +33,9 @@ from tests.offline.sitecustomize import REAL_SERVERS
 IMAGE = os.environ.get("KUBETUNE_REAL_IMAGE", "")
 # How long anything may take; a first pull of the image is a part of it.
 SECONDS = float(os.environ.get("KUBETUNE_REAL_SECONDS", "600"))
+# What may itself wait for so long, as `kubectl wait`, gets some more, to say what it has waited for.
+COMMAND_SECONDS = SECONDS + 60
+SHARED_CLASS = os.environ.get("KUBETUNE_REAL_STORAGE_CLASS", "")
 RESTART_KUBELET = os.environ.get("KUBETUNE_REAL_KUBELET", "")
 
 pytestmark = [
@@ -45,6 +51,7 @@ COPY = (
     "import pathlib, shutil, kubetune; "
     "shutil.copytree(pathlib.Path(kubetune.__file__).parent / 'cli/local/embedded/model', '/models/demo')"
 )
+HOST_LABEL = "kubernetes.io/hostname"
 _POLL_SECONDS = 1.0
 
 
@@ -55,6 +62,7 @@ class Place:
     folder: Path
     namespace: str
     kubeconfig: str = ""  # of a user with few rights; empty: the administrator's
+    host: str = ""  # label of the one node that has the volumes; empty: all have
 
     def run(
         self,
@@ -67,16 +75,22 @@ class Place:
         environ = dict(os.environ)
         if kubeconfig:
             environ["KUBECONFIG"] = kubeconfig
-        done = subprocess.run(
-            argv,
-            cwd=self.folder,
-            env=environ,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=self.folder,
+                env=environ,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            printed = f"{error.stdout!r}\n{error.stderr!r}"
+            raise AssertionError(
+                f"{' '.join(argv)}: no end in {COMMAND_SECONDS:.0f} s\n{printed}"
+            ) from error
         output = f"{' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code is None or done.returncode == code, output
         assert "Traceback" not in done.stderr, output
@@ -119,6 +133,9 @@ class Place:
         **training: int,
     ) -> str:
         """Write a run file and return its name. `kubernetes` are more keys of that section."""
+        cache = {"size": "1Gi"}
+        if SHARED_CLASS:
+            cache["storage_class"] = SHARED_CLASS
         config = {
             "name": name,
             "model": {"path": "/models/demo", "local_files_only": True},
@@ -128,15 +145,20 @@ class Place:
             "compute": {"nodes": 2, "gpus_per_node": 0, "cpu": "100m", "memory": "1Gi"},
             "kubernetes": {
                 "kind": kind, "namespace": self.namespace, "image": IMAGE, "image_pull_policy": "IfNotPresent",
-                "spread": "none", "grace_seconds": 60,
-                # A claim of the default class is one node's: both pods are on it, as on the only one of kind.
-                "storage": {"cache": {"size": "1Gi"}, "outputs": {"claim": "kubetune-real-outputs"}},
+                "spread": "none", "grace_seconds": 60, **self.host_of_volumes(),
+                "storage": {"cache": cache, "outputs": {"claim": "kubetune-real-outputs"}},
                 "mounts": [{"path": "/models", "claim": "kubetune-real-models"}],
                 **(kubernetes or {}),
             },
         }  # fmt: skip
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
         return f"{name}.yaml"
+
+    def host_of_volumes(self) -> dict[str, Any]:
+        """Return the key that keeps all pods on the node that has the volumes; none where all nodes have."""
+        if not self.host:
+            return {}
+        return {"node_selector": {HOST_LABEL: self.host}}
 
 
 def allow_server() -> None:
@@ -188,7 +210,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         place.run("kubectl", "apply", "-f", "-", stdin=json.dumps(namespace))
     try:
         claims = [f"kubetune-real-{name}" for name in ("models", "outputs")]
-        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        spec = claim_spec()
         for name in claims:
             claim = {
                 "apiVersion": "v1",
@@ -202,6 +224,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         place.kubectl(
             "wait", f"--for={done}", "pod/kubetune-real-copy", f"--timeout={SECONDS:.0f}s"
         )
+        if not SHARED_CLASS:
+            pod = json.loads(place.kubectl("get", "pod", "kubetune-real-copy", "-o", "json"))
+            place.host = host_label(place, pod["spec"]["nodeName"])
+        # A volume of one node is let go only with the last pod that mounts it.
+        place.kubectl("delete", "pod", "kubetune-real-copy")
         yield place
     finally:
         if chosen_namespace:
@@ -210,6 +237,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             )
         else:
             place.run("kubectl", "delete", "namespace", place.namespace, "--wait=false")
+
+
+def claim_spec() -> dict[str, Any]:
+    """Return what a claim asks for: a volume of one node, or of all in the class that was named."""
+    size = {"requests": {"storage": "1Gi"}}
+    if not SHARED_CLASS:
+        return {"accessModes": ["ReadWriteOnce"], "resources": size}
+    return {
+        "accessModes": ["ReadWriteMany"],
+        "resources": size,
+        "storageClassName": SHARED_CLASS,
+    }
+
+
+def host_label(place: Place, node: str) -> str:
+    """Return the label by which pods ask for a node. It need not be the node's name."""
+    labels: dict[str, str] = json.loads(place.run("kubectl", "get", "node", node, "-o", "json"))[
+        "metadata"
+    ]["labels"]
+    return labels[HOST_LABEL]
 
 
 def copying_pod(claims: list[str]) -> dict[str, Any]:
@@ -349,16 +396,49 @@ def as_user_with_few_rights(place: Place, kind: str) -> Place:
     place.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
     file = place.write("real-roles", kind, {"operators": [about]})
     rendered = yaml.safe_load_all(place.kubetune("render", file))
-    for obj in rendered:
-        if obj and obj["kind"] in ("Role", "RoleBinding"):
-            place.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
+    rights = {obj["kind"]: obj for obj in rendered if obj and obj["kind"].startswith("Role")}
+    assert rights["RoleBinding"]["subjects"] == [{**about, "namespace": place.namespace}]
+    for obj in rights.values():
+        assert obj["metadata"]["namespace"] == place.namespace
+        place.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
     view = place.run("kubectl", "config", "view", "--raw", "--minify", "--flatten", "-o", "json")
     config = json.loads(view)
     config["users"][0]["user"]["as"] = f"system:serviceaccount:{place.namespace}:{account}"
     path = place.folder / "kubeconfig-of-user"
     path.touch(mode=0o600)
     path.write_text(json.dumps(config))
-    return Place(place.folder, place.namespace, str(path))
+    user = Place(place.folder, place.namespace, str(path), place.host)
+    # kubectl says who asks over TLS only, and the stand-in has none.
+    if config["clusters"][0]["cluster"]["server"].startswith("https:"):
+        wait_for_rights(user, rights["Role"]["rules"])
+    return user
+
+
+def wait_for_rights(user: Place, rules: list[dict[str, Any]]) -> None:
+    """Return once the API server, which learns of a Role some moments later, grants it; and nothing beside it."""
+    deadline = time.monotonic() + SECONDS
+    for rule in rules:
+        if "list" not in rule["verbs"]:
+            continue
+        for resource in rule["resources"]:
+            # A log is listed by its pod alone.
+            if "/" in resource:
+                continue
+            name = ".".join(filter(None, (resource, *rule["apiGroups"])))
+            while not may_list(user, name):
+                assert time.monotonic() < deadline, f"the user may not list {name}"
+                time.sleep(_POLL_SECONDS)
+    assert not may_list(user, "secrets")
+
+
+def may_list(user: Place, resource: str) -> bool:
+    """Return True if the user may list a kind of object in the namespace."""
+    command = ["kubectl", "--kubeconfig", user.kubeconfig, "-n", user.namespace, "get", resource]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+    )
+    assert done.returncode == 0 or "forbidden" in done.stderr, done.stderr
+    return done.returncode == 0
 
 
 def test_a_user_with_few_rights_does_all_of_it(place: Place, kind: str) -> None:
@@ -448,11 +528,15 @@ def test_a_run_is_followed_to_its_end(place: Place) -> None:
     with subprocess.Popen(command, cwd=place.folder, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         lines = []
+        # One that falls silent is ended, and what it has shown tells where.
+        limit = threading.Timer(COMMAND_SECONDS, follower.kill)
+        limit.start()
         for line in follower.stdout:
             lines.append(line)
             # For a moment it then denies the pods that run on it.
             if RESTART_KUBELET and "step 40/400" in line:
                 restart_kubelet(running_on(place.status("real-end")))
+        limit.cancel()
     shown = "".join(lines)
     assert follower.returncode == 0, shown
     assert "step 400/400" in shown
