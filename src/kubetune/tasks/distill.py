@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kubetune.config.metric_names import DISTILL_MEASURES
 from kubetune.distributed.process_group import sum_numbers, wait_for_device
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kubetune.batching.batch import Batch
-    from kubetune.config.schema import DistillConfig, TrainingConfig
+    from kubetune.config.schema import DistillConfig
     from kubetune.distributed.process_group import World
-    from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
     from kubetune.models.model_spec import ModelSpec
 
@@ -47,12 +46,9 @@ class Distill(CausalLM):
 
     step_metrics = DISTILL_MEASURES
 
-    def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
-    ) -> Learner:
-        """Return a language model ready to train, with the settings of its distillation. Its teacher comes later."""
-        learner = super().build(spec, training, world, workload)
-        return replace(learner, distill=spec.distill, grpo=spec.grpo)
+    def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
+        """Choose how sequences go through a loaded model, with the settings of its distillation; its teacher comes later."""
+        return replace(super().learner_of(model, spec), distill=spec.distill, grpo=spec.grpo)
 
     def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""

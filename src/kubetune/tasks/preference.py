@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.metric_names import PREFERENCE_MEASURES
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.batching.feed import Work
-    from kubetune.config.schema import PreferenceConfig, TrainingConfig
-    from kubetune.models.acceleration import Workload
+    from kubetune.config.schema import PreferenceConfig
     from kubetune.models.learner import Learner
     from kubetune.models.model_spec import ModelSpec
 
@@ -61,26 +59,9 @@ class Preference(CausalLM):
 
     step_metrics = PREFERENCE_MEASURES
 
-    def build(
-        self,
-        spec: ModelSpec,
-        training: TrainingConfig,
-        world: World,
-        workload: Workload,
-    ) -> Learner:
-        """Return a language model ready to train, with the settings of its preference."""
-        learner = super().build(spec, training, world, workload)
-        return replace(learner, preference=spec.preference)
-
-    def load(
-        self,
-        spec: ModelSpec,
-        folder: Path,
-        device: torch.device,
-    ) -> Learner:
-        """Return the trained model of a checkpoint folder, to be evaluated."""
-        learner = super().load(spec, folder, device)
-        return replace(learner, preference=spec.preference)
+    def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
+        """Choose how sequences go through a loaded model, which learns with the settings of its preference."""
+        return replace(super().learner_of(model, spec), preference=spec.preference)
 
     def with_batch_totals(
         self,

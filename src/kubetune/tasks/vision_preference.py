@@ -11,7 +11,7 @@ from kubetune.tasks.vision_language import VisionLanguage
 class VisionPreference(Preference, VisionLanguage):
     """Learn from pairs of answers as `Preference` does, with a model that is built and run as `VisionLanguage` has it.
 
-    `Preference.build` calls `super().build`, which is `VisionLanguage.build` here.
+    `Preference.learner_of` calls `super().learner_of`, which is `VisionLanguage.learner_of` here.
     """
 
 

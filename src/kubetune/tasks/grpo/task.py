@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kubetune.config.metric_names import GRPO_MEASURES
 from kubetune.kernels.cross_entropy import Head, LogitRule, score
@@ -24,9 +24,7 @@ from kubetune.tasks.grpo.objective import Answers, losses, measures
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
-    from kubetune.config.schema import GrpoConfig, TrainingConfig
-    from kubetune.distributed.process_group import World
-    from kubetune.models.acceleration import Workload
+    from kubetune.config.schema import GrpoConfig
     from kubetune.models.learner import Learner
     from kubetune.models.model_spec import ModelSpec
 
@@ -36,12 +34,9 @@ class Grpo(CausalLM):
 
     step_metrics = GRPO_MEASURES
 
-    def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
-    ) -> Learner:
-        """Return a language model ready to train, with the settings of its sampling and loss."""
-        learner = super().build(spec, training, world, workload)
-        return replace(learner, grpo=spec.grpo)
+    def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
+        """Choose how sequences go through a loaded model, with the settings of its sampling and loss."""
+        return replace(super().learner_of(model, spec), grpo=spec.grpo)
 
     def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
