@@ -22,11 +22,19 @@ LOST_PEER = 145
 # Failures that another start would only repeat.
 FINAL = (USER, DIVERGED, GATE, OUT_OF_MEMORY)
 
+# How a message ends where that is true.
+NOTHING_WRITTEN = "Nothing was written."
+
 
 class KubetuneError(Exception):
     """Any error that is explained to the user instead of shown as a traceback."""
 
     exit_code = BUG
+
+    @property
+    def problem(self) -> str:
+        """Return the message as part of another sentence: without its full stop, and without what was written."""
+        return str(self).removesuffix(NOTHING_WRITTEN).rstrip(" .")
 
 
 class _Problems(KubetuneError):

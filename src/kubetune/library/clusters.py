@@ -108,9 +108,9 @@ def check_data(
             continue
         shapes = check_shapes(source)
         if shapes.problems.total:
-            message = str(shapes.problems.error()).removesuffix(" Nothing was written.")
+            message = shapes.problems.error().problem
         elif not shapes.kinds:
-            message = f"{source.path} holds no records."
+            message = f"{source.path} holds no records"
         else:
             continue
-        raise DataError(f"{message}\nNothing was changed. {skip_option} submits it all the same.")
+        raise DataError(f"{message}.\nNothing was changed. {skip_option} submits it all the same.")

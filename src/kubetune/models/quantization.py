@@ -75,7 +75,7 @@ def _missing() -> str | None:
     try:
         require_bitsandbytes("8-bit")
     except errors.ConfigError as error:
-        return str(error).removesuffix(". Nothing was written.")
+        return error.problem
     return None
 
 

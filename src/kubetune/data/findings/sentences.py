@@ -207,8 +207,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
     try:
         require_rows(counts.data, counts.split, dict(counts.stats))
     except DataError as error:
-        sentence = str(error).removesuffix(" Nothing was written.").rstrip(".")
-        yield counts.finding("error", "too_few_rows", sentence)
+        yield counts.finding("error", "too_few_rows", error.problem)
 
 
 def _in_train(counts: SplitCounts) -> Iterator[Finding]:

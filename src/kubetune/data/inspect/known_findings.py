@@ -75,8 +75,7 @@ def known_findings(
         one_process = config.data.model_copy(update={"num_proc": 1})
         return check(config.model_copy(update={"data": one_process}), tokenizer).named_findings
     except DataError as error:
-        sentence = str(error).removesuffix(" Nothing was written.").rstrip(".")
-        return (Finding("refused", "error", "", sentence),)
+        return (Finding("refused", "error", "", error.problem),)
 
 
 def _missing_references(

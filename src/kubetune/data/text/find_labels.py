@@ -34,13 +34,12 @@ from kubetune.data.text.class_labels import (
     with_names,
 )
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.errors import DataError
+from kubetune.errors import NOTHING_WRITTEN, DataError
 
 # Part of the fingerprint of prepared data. Raise it when the same labels would become other numbers or names.
 RULES: Final = 5
 # Labels 0 … N count classes, of which some may not occur. If more than this many are missing, they are no count.
 MOST_UNSEEN: Final = 1000
-_NOTHING_WRITTEN: Final = "Nothing was written."
 
 
 @dataclass
@@ -161,7 +160,7 @@ def _names_in_data(
         if differs or _counts_otherwise(names, first):
             raise DataError(
                 f"{place} numbers its classes {listed(names)}, but {first_place} {listed(first)}: one number would "
-                f"mean two classes. Give all the same names in the same order. {_NOTHING_WRITTEN}"
+                f"mean two classes. Give all the same names in the same order. {NOTHING_WRITTEN}"
             )
 
     if not named:
@@ -213,11 +212,11 @@ def _look_through(sources: Sequence[SourceConfig]) -> _SeenLabels:
     if "`label` is missing" in seen.first_bad:
         raise DataError(
             f"data.train holds no labels. {seen.first_bad}. Where columns have other names, say so: "
-            f"`data: {{train: {{path: FILE, columns: {{label: COLUMN}}}}}}`. {_NOTHING_WRITTEN}"
+            f"`data: {{train: {{path: FILE, columns: {{label: COLUMN}}}}}}`. {NOTHING_WRITTEN}"
         )
 
     raise DataError(
-        f"data.train holds no record that can be read. {seen.first_bad}. {_NOTHING_WRITTEN}"
+        f"data.train holds no record that can be read. {seen.first_bad}. {NOTHING_WRITTEN}"
     )
 
 
@@ -242,7 +241,7 @@ def _require_one_reading(sources: Sequence[SourceConfig], names: Sequence[str]) 
                 f"{where}: label is [0, 1] or [1, 0], as in every list of whole numbers in {source.path}, and there "
                 f"are two classes ({listed(names)}). It may list the numbers of the classes that apply, which are both, "
                 "or say 0 or 1 of each class. Write names for the first, such as "
-                f"{json.dumps(names, ensure_ascii=False)}, and [0.0, 1.0] for the second. {_NOTHING_WRITTEN}"
+                f"{json.dumps(names, ensure_ascii=False)}, and [0.0, 1.0] for the second. {NOTHING_WRITTEN}"
             )
 
 
@@ -319,7 +318,7 @@ def _names(
         raise DataError(
             f"data.train holds labels that are numbers ({listed(sorted(map(str, set(numbers))))}) and labels that are "
             f"names ({listed(words)}); nothing says whether a number is a class of its own or counts the others. List "
-            f"all classes in `classification.labels`, in whose order numbers count, or fix the data. {_NOTHING_WRITTEN}"
+            f"all classes in `classification.labels`, in whose order numbers count, or fix the data. {NOTHING_WRITTEN}"
         )
 
     if len(names) < 2:
@@ -344,7 +343,7 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
     if count == 2 and least == -most:
         return (str(least), str(most))
     if least < 0 and least != -most:
-        raise DataError(f"{_negative(set(numbers))}. {_NOTHING_WRITTEN}")
+        raise DataError(f"{_negative(set(numbers))}. {NOTHING_WRITTEN}")
 
     if least >= 0 and (most <= 1 or count == 1):  # one of two classes may be missing
         least = 0
@@ -353,7 +352,7 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
             f"label {most} stands in the data of training; numbers count classes, and of {most + 1 - least:,} from "
             f"{least} on only {count:,} occur. List the existing ones in `classification.labels`; for numbers to "
             "predict set `classification.problem_type: regression`; or name another column in `data.train.columns`. "
-            f"{_NOTHING_WRITTEN}"
+            f"{NOTHING_WRITTEN}"
         )
 
     return tuple(str(number) for number in range(least, max(2, most + 1)))
@@ -381,5 +380,5 @@ def _too_few(names: Sequence[str], first_bad: str) -> str:
         refused = f"{first_bad}. Without the records that are refused, "
     return (
         f"{refused}data.train holds {labels}; a classifier needs at least two classes. Give them in "
-        f"`classification.labels`, or name the column in `data.train.columns`. {_NOTHING_WRITTEN}"
+        f"`classification.labels`, or name the column in `data.train.columns`. {NOTHING_WRITTEN}"
     )
