@@ -581,7 +581,7 @@ def test_files_of_the_folder_and_those_that_were_sent_before_are_sent(
     mapping = {"model": "org/any", "data": {"train": [str(inside), str(received.secret)]}}
     config = load_config(mapping)
     monkeypatch.chdir(received.run.parent)
-    (effect,) = sent_from_outside(config, Path.cwd())
+    (effect,) = sent_from_outside(local_files(config), Path.cwd())
     assert not consent.is_allowed(effect)
     consent.allow([consent.of_sent_file(path) for path in local_files(config)])
     assert consent.is_allowed(effect)

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 
 from kubetune.base.cpu import processor
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, ModelConfig
 from kubetune.plan import measured
 from kubetune.plan.devices import device_bytes
 from kubetune.plan.linears import shape_of
-from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan
 
 
@@ -26,12 +26,9 @@ def with_measured_choices(
 
     # The processors of a cluster are not known here.
     if plan.device == "cpu" and config.kubernetes is None:
-        shape = None
-        if weights is not None:
-            shape = shape_of(weights)
-        width = None if shape is None else shape.hidden
-        config, text = _with_dtype(config, width)
-        texts += text
+        model, remarks = _with_dtype(config.model, weights)
+        config = config.model_copy(update={"model": model})
+        texts += remarks
     if plan.device == "cpu" and config.training.async_save is True:
         texts.append(
             "training.async_save: true keeps a copy of what a checkpoint holds in memory; auto does so only on a GPU"
@@ -67,12 +64,15 @@ def with_measured_choices(
     return config, texts
 
 
-def _with_dtype(config: Config, width: int | None) -> tuple[Config, list[str]]:
-    """Return the config with the dtype that `auto` means on this processor, and what is to be said of it."""
-    if config.model.dtype != "auto":
-        remark = processor.slow_dtype(config.model.dtype, width)
-        return config, [remark] if remark is not None else []
+def _with_dtype(model: ModelConfig, weights: Weights | None) -> tuple[ModelConfig, list[str]]:
+    """Return the section with the dtype that `auto` means on this processor, and what is to be said of it."""
+    shape = None
+    if weights is not None:
+        shape = shape_of(weights)
+    width = None if shape is None else shape.hidden
+    if model.dtype != "auto":
+        remark = processor.slow_dtype(model.dtype, width)
+        return model, [remark] if remark is not None else []
     dtype, reason = processor.dtype_for(width)
-    model = config.model.model_copy(update={"dtype": dtype})
     text = f"model.dtype: auto -> {dtype}, because {reason}"
-    return config.model_copy(update={"model": model}), [text]
+    return model.model_copy(update={"dtype": dtype}), [text]

@@ -158,7 +158,7 @@ def _forecast(
         findings=findings,
         problems=problems,
         warnings=warnings_of(config, environ),
-        has_gpus=not missing_gpus(config, environ),
+        has_gpus=config.kubernetes is not None or not missing_gpus(config.compute, environ),
     )
 
 

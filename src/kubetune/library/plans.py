@@ -103,8 +103,8 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     Raise ConfigError, DataError or ModelError for what would end it at once.
     """
     problems = problems_of(config, os.environ, here=True)
-    missing = missing_gpus(config, os.environ)
-    if missing:
+    missing = missing_gpus(config.compute, os.environ)
+    if config.kubernetes is None and missing:
         problems.append(ConfigError(missing))
     require_none(problems)
 

@@ -16,7 +16,7 @@ from kubetune.base.files import write_atomic
 from kubetune.base.humanize import counted, duration, size
 from kubetune.base.yaml_reader import FileText
 from kubetune.config.load import load_config
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, TrainingConfig
 from kubetune.data.reading.hub import is_local
 from kubetune.errors import ConfigError, ModelError
 from kubetune.library.plan_forecast import plan_of, totals_of
@@ -60,7 +60,7 @@ class Proposed:
             if not way.fits:
                 memory += ", does not fit"
             yield (
-                _name(way.config),
+                _name(way.config.lora, way.config.quantization, way.config.training),
                 str(way.plan.per_device_train_batch_size),
                 memory,
                 _time(way.costs),
@@ -149,14 +149,14 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
     return Proposed(run, ways)
 
 
-def _name(config: Config) -> str:
+def _name(lora: object, quantization: str, training: TrainingConfig) -> str:
     """Return how a way trains: `LoRA, 4bit base, ddp`."""
-    parts = ["LoRA" if config.lora else "full"]
-    if config.quantization not in ("none", "auto"):
-        parts.append(f"{config.quantization} base")
-    if config.training.optim != "adamw":
-        parts.append(config.training.optim)
-    parts.append(config.training.parallelism)
+    parts = ["LoRA" if lora else "full"]
+    if quantization not in ("none", "auto"):
+        parts.append(f"{quantization} base")
+    if training.optim != "adamw":
+        parts.append(training.optim)
+    parts.append(training.parallelism)
     return ", ".join(parts)
 
 

@@ -121,7 +121,7 @@ def propose(run: RunToPlace, pool: GpuPool) -> Proposals:
     ways = []
     refused = []
     base = _Base.of(run, pool)
-    for method in _methods(run.config):
+    for method in _methods(run.config.lora, run.config.quantization, run.config.training.optim):
         for parallelism in parallelisms(method.get("lora", run.config.lora)):
             if parallelism != "ddp" and pool.gpus == 1:
                 continue
@@ -145,15 +145,15 @@ def parallelisms(lora: object) -> tuple[str, str]:
     return "ddp", "fsdp" if lora is None else "shard_base"
 
 
-def _methods(config: Config) -> Iterator[dict[str, Any]]:
+def _methods(lora: object, quantization: str, optim: str) -> Iterator[dict[str, Any]]:
     """Yield what may be trained: as the run file says, then less or in fewer bits."""
     yield {}
-    if config.lora is None:
-        if config.training.optim == "adamw":
+    if lora is None:
+        if optim == "adamw":
             yield {"training.optim": "adamw_8bit"}
         yield {"lora": {"r": 16}}
         yield {"lora": {"r": 16}, "quantization": "4bit"}
-    elif config.quantization not in ("4bit", "fp4"):
+    elif quantization not in ("4bit", "fp4"):
         yield {"quantization": "4bit"}
 
 

@@ -19,7 +19,7 @@ from kubetune.base import files
 from kubetune.config import consent
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import as_yaml, dotted_values, load_resolved, resolved
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, DataConfig
 from kubetune.plan.devices import device_bytes
 from kubetune.plan.parallelism import decide_parallelism
 from kubetune.plan.plan import Plan
@@ -29,7 +29,7 @@ from kubetune.rundir.starts import moved_numbers
 
 def settled(config: Config, run_dir: Path, plan: Plan) -> Config:
     """Return the config with what the first start fixes: `dated`, and what `training.parallelism: auto` is."""
-    config = dated(config, run_dir)
+    config = config.model_copy(update={"data": dated(config.data, run_dir)})
     if config.training.parallelism != "auto":
         return config
     chosen = None
@@ -44,25 +44,25 @@ def settled(config: Config, run_dir: Path, plan: Plan) -> Config:
     return config.model_copy(update={"training": training})
 
 
-def dated(config: Config, run_dir: Path) -> Config:
-    """Return the config with the date that chat templates write in this run: that of its first start."""
+def dated(data: DataConfig, run_dir: Path) -> DataConfig:
+    """Return the section with the date that chat templates write in this run: that of its first start."""
     first = None
     if _has_begun(run_dir) and (run_dir / RESOLVED).is_file():
         first = files.read_object(run_dir / RESOLVED)
-    elif config.data.date is None:  # another node on the same disk may have fixed it already
+    elif data.date is None:  # another node on the same disk may have fixed it already
         with suppress(errors.EnvironmentFault, FileNotFoundError):
             written = files.read_object(run_dir / RESOLVED)
             if (written.get("data") or {}).get("date"):
                 first = written
 
-    data = starts.dated(config.data, first)
-    if config.data.date not in (None, data.date):
+    fixed = starts.dated(data, first)
+    if data.date not in (None, fixed.date):
         print(
-            f"kubetune: warning: data.date is {data.date} since the first start of {run_dir}, and stays so; "
-            f"{config.data.date} is left out",
+            f"kubetune: warning: data.date is {fixed.date} since the first start of {run_dir}, and stays so; "
+            f"{data.date} is left out",
             file=sys.stderr,
         )
-    return config.model_copy(update={"data": data})
+    return fixed
 
 
 def create_run_dir(
@@ -74,7 +74,10 @@ def create_run_dir(
 
     # resolved.json comes first: by it other nodes on the same disk, which may start at this moment, see
     # that the directory is this run's.
-    fixed = dated(config, run_dir) if plan is None else settled(config, run_dir, plan)
+    if plan is None:
+        fixed = config.model_copy(update={"data": dated(config.data, run_dir)})
+    else:
+        fixed = settled(config, run_dir, plan)
     text = json.dumps(resolved(fixed), indent=2) + "\n"
     files.write_atomic(run_dir / RESOLVED, text)
 

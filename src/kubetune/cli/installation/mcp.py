@@ -24,7 +24,7 @@ from kubetune.config import consent
 from kubetune.config.load import load_config
 from kubetune.config.resolved import read_config
 from kubetune.extras import require
-from kubetune.k8s.manifests import sent_from_outside
+from kubetune.k8s.manifests import local_files, sent_from_outside
 from kubetune.rundir import metrics
 from kubetune.rundir.status import log_lines, read_status
 
@@ -193,7 +193,8 @@ def _require_allowed(run_file: str, overrides: Sequence[str]) -> None:
     except errors.ConfigError:
         # `submit` explains what is wrong with it, and submits nothing.
         return
-    effects = [*consent.effects_of(config), *sent_from_outside(config, Path.cwd())]
+    sent = sent_from_outside(local_files(config), Path.cwd())
+    effects = [*consent.effects_of(config), *sent]
     consent.require(effects, Path(run_file), instead="submit it in a terminal")
 
 

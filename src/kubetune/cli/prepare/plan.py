@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kubetune.base.humanize import shell_word, visible
 from kubetune.base.provenance import dotted
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> Answer:
     show_notes()
     config = config_from_args(args, os.environ)
     if args.origins:
-        return _origins(args, config)
+        return _origins(args, resolved(config))
     _require_model_here(config.model.path, config.kubernetes)
     if args.propose:
         return _proposals(args, config)
@@ -134,13 +136,13 @@ def _proposals(args: argparse.Namespace, config: Config) -> Answer:
     return Answer(answer.to_json(), show, error=error)
 
 
-def _origins(args: argparse.Namespace, config: Config) -> Answer:
+def _origins(args: argparse.Namespace, settings: Mapping[str, Any]) -> Answer:
     """Return each setting as the run will have it, with the file and line, variable or option that it comes from."""
     file, sources = sources_of(args, os.environ)
     tree, _ = read_tree(file, **sources)
     rows = []
     # Only the tree of the run file knows the lines; the config has the values as they were understood.
-    for path, value in values_by_path(resolved(config)):
+    for path, value in values_by_path(settings):
         origin = tree.origin_of(path)
         # `model: ID` is short for model.path, and has the origin.
         if origin is None and tree.find(path[:-1]) == value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,9 @@ def local_files(config: Config) -> dict[str, str]:
     return files
 
 
-def sent_from_outside(config: Config, folder: Path) -> list[consent.Effect]:
-    """Return what it is to send the local files of a config that lie outside of a folder."""
-    paths = [path for path in local_files(config) if not is_file_inside(path, folder)]
-    return [consent.of_sent_file(path) for path in paths]
+def sent_from_outside(files: Iterable[str], folder: Path) -> list[consent.Effect]:
+    """Return what it is to send those of the files that lie outside of a folder. `files`: the keys of `local_files`."""
+    return [consent.of_sent_file(path) for path in files if not is_file_inside(path, folder)]
 
 
 def prepared_data(spec: RunSpec) -> str:

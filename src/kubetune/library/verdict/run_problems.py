@@ -43,6 +43,8 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
 
     `here`: the run is to be on this machine, so that its model, its extras and its keys have to be here too.
     """
+    lora = config.lora
+    model = config.model
     checks: list[Callable[[], None]] = []
     if here:
         checks += [
@@ -71,8 +73,8 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         partial(require_named_models, config, environ, here=here),
         partial(require_report_place, config.logging.report_json),
         partial(require_experts, config.training, config.model.path, environ),
-        partial(require_training, config, environ),
-        partial(require_known_to_servers, config, environ),
+        partial(require_training, lora, model, config.quantization, config.sight, environ),
+        partial(require_known_to_servers, config.grpo.servers, lora, model.path, environ),
     ]
     if not here and config.kubernetes is not None:
         checks.append(partial(_require_pods, config))

@@ -7,24 +7,26 @@ from collections.abc import Mapping
 from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.config.schema import Config
+from kubetune.config.schema.compute import ComputeConfig
 
 
 def warnings_of(config: Config, environ: Mapping[str, str]) -> list[str]:
     """Return as sentences what a run lacks here now: GPUs, and servers that somebody may start yet."""
-    missing = missing_gpus(config, environ)
+    if config.kubernetes is not None:
+        return []
+    missing = missing_gpus(config.compute, environ)
     warnings = [missing] if missing else []
-    if config.kubernetes is None and config.task in ("grpo", "distill"):
+    if config.task in ("grpo", "distill"):
         from kubetune.library.verdict.servers import unreachable_servers
 
         warnings += unreachable_servers(config)
     return warnings
 
 
-def missing_gpus(config: Config, environ: Mapping[str, str]) -> str:
+def missing_gpus(compute: ComputeConfig, environ: Mapping[str, str]) -> str:
     """Return what to do about GPUs that a run here wants and this machine has not; empty where it has them."""
-    compute = config.compute
     # Without `gpus_per_node` a run takes those that are here.
-    if config.kubernetes is not None or not compute.gpus_per_node:
+    if not compute.gpus_per_node:
         return ""
     wanted = compute.processes or compute.gpus_per_node
     here = visible_gpus(environ)

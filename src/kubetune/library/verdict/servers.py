@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, DistillConfig
 from kubetune.config.schema.grpo import ServersConfig
 
 # For all servers together. Who has said nothing by then is not judged.
@@ -26,14 +26,15 @@ def unreachable_servers(config: Config) -> list[str]:
     deadline = time.monotonic() + _SECONDS
     # In threads, since looking up a name knows no limit of time.
     threads = []
-    for url, _, _ in _servers(config):
+    servers = list(_servers(config.task, config.grpo.servers, config.distill))
+    for url, _, _ in servers:
         thread = threading.Thread(target=_try, args=(url, reasons), daemon=True)
         thread.start()
         threads.append(thread)
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     sentences = []
-    for url, key, seconds in _servers(config):
+    for url, key, seconds in servers:
         if url in reasons:
             sentences.append(
                 f"{key}: nobody answers at {url} ({reasons[url]}); the run asks for up to {seconds:g} s, so start "
@@ -42,14 +43,16 @@ def unreachable_servers(config: Config) -> list[str]:
     return sentences
 
 
-def _servers(config: Config) -> Iterator[tuple[str, str, float]]:
+def _servers(
+    task: str, servers: ServersConfig | None, distill: DistillConfig
+) -> Iterator[tuple[str, str, float]]:
     """Yield each server that the task asks, the key that names it, and for how many seconds it is asked."""
-    if config.task == "grpo" and isinstance(config.grpo.servers, ServersConfig):
-        for url in config.grpo.servers.urls:
-            yield url, "grpo.servers", config.grpo.servers.timeout_seconds
-    if config.task == "distill":
-        for url in config.distill.urls:
-            yield url, "distill.teacher", config.distill.timeout_seconds
+    if task == "grpo" and servers is not None:
+        for url in servers.urls:
+            yield url, "grpo.servers", servers.timeout_seconds
+    if task == "distill":
+        for url in distill.urls:
+            yield url, "distill.teacher", distill.timeout_seconds
 
 
 def _try(url: str, reasons: dict[str, str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kubetune.config.schema import Config, LoraConfig, TrainingConfig
+from kubetune.config.schema import LoraConfig, TrainingConfig
+from kubetune.config.schema.grpo import ServersConfig
 from kubetune.config.schema.model import ModelConfig, VisionConfig
 from kubetune.errors import ConfigError
 from kubetune.library.verdict.built_targets import require_targets_elsewhere
@@ -63,33 +64,42 @@ def require_targets_in_doubt(
         require_targets_elsewhere(lora, model, task_name, vision, weights)
 
 
-def require_known_to_servers(config: Config, environ: Mapping[str, str]) -> None:
+def require_known_to_servers(
+    servers: ServersConfig | None,
+    lora: LoraConfig | None,
+    model_path: str,
+    environ: Mapping[str, str],
+) -> None:
     """Raise ConfigError for adapters on experts, if servers draw the answers."""
-    weights = read_weights(config.model.path, environ)
-    lora = config.lora
-    if config.grpo.servers is None or lora is None or weights is None:
+    weights = read_weights(model_path, environ)
+    if servers is None or lora is None or weights is None:
         return
     if any(True for _ in adapted_stacks(lora, weights)):
         raise ConfigError(UNKNOWN_TO_SERVERS)
 
 
-def require_training(config: Config, environ: Mapping[str, str]) -> None:
+def require_training(
+    lora: LoraConfig | None,
+    model: ModelConfig,
+    quantization: str,
+    vision: VisionConfig | None,
+    environ: Mapping[str, str],
+) -> None:
     """Raise ConfigError for targets that the model lacks, codes that cannot learn, or if nothing would be trained."""
-    _require_targets(config.lora, config.model, environ)
-    weights = read_weights(config.model.path, environ)
-    lora = config.lora
+    _require_targets(lora, model, environ)
+    weights = read_weights(model.path, environ)
     if weights is not None:
-        require_fitting_codes(config.quantization, lora, config.model.path, weights)
+        require_fitting_codes(quantization, lora, model.path, weights)
     # Regular expressions are for whole names, which files and models write differently.
     is_open = lora is not None and (
         lora.target_parameters
         or (isinstance(lora.target_modules, str) and lora.target_modules != "all-linear")
     )
-    if weights is None or not weights.stated or is_open or config.model.trust_remote_code:
+    if weights is None or not weights.stated or is_open or model.trust_remote_code:
         return
     if "quantization_config" in weights.config:
         return
-    if not trained_by_part(Trainable(lora, config.sight), weights).total():
+    if not trained_by_part(Trainable(lora, vision), weights).total():
         raise ConfigError(
             f"lora.target_modules: none of the {weights.parameters:,} parameters of the model would be trained, as "
             "all that is named is frozen, or can have no adapter; name other modules, or all-linear"

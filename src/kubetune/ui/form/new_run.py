@@ -21,7 +21,7 @@ from kubetune.config.load import load_config
 from kubetune.config.resolved import as_yaml, dotted_values, read_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, KubetuneError
-from kubetune.k8s.manifests import sent_from_outside
+from kubetune.k8s.manifests import local_files, sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
 from kubetune.rundir.exit_status import read_exit_status
 from kubetune.ui.form.fixes import field_of, for_failure, for_problems
@@ -343,7 +343,7 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             )
         # Files that the cluster would get from this machine.
         if verb == "submit":
-            sent = sent_from_outside(config, Path.cwd())
+            sent = sent_from_outside(local_files(config), Path.cwd())
             consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
         # The command finds everything else that keeps the run from training, and the page shows its words.
         site.folder.mkdir(parents=True, exist_ok=True)
