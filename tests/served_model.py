@@ -37,10 +37,10 @@ class ServedModel:
     sorts_calls: bool = False  # as vLLM's types do: arguments before the name
     stops_at: tuple[int, ...] | None = None  # None: at the tokenizer's EOS
     sampling: dict[str, float] = field(default_factory=dict)  # in place of what requests leave out
-    # What it can tell: `prompt` (vLLM), `echo` (the older API), or `next` alone, in llama.cpp's form. `llama.cpp`: that,
-    # and its own addresses, as its server of commit 7e4c0a9 answered. `ollama`: what
-    # Ollama's docs/api.md and openai/openai.go say, with texts in place of ids, and no /tokenize.
-    tells: str = "prompt"
+    # What it can tell: `echo` (vLLM and the older API), or `next` alone, in llama.cpp's form. `llama.cpp`: that, and its
+    # own addresses, as its server of commit 7e4c0a9 answered. `ollama`: what Ollama's docs/api.md and openai/openai.go
+    # say, with texts in place of ids, and no /tokenize.
+    tells: str = "echo"
     context: int = 512
     key: str | None = None
     # Changes the log-probabilities of a prompt.
@@ -66,8 +66,7 @@ class ServedModel:
                 meta = {"n_ctx": self.context, "n_ctx_train": 4096}
                 cards = [{"id": name, "owned_by": "llamacpp", "meta": meta} for name in self.names]
                 return 200, {"object": "list", "data": cards}
-            owner = "vllm" if self.tells == "prompt" else "somebody"
-            card = {"object": "model", "owned_by": owner, "max_model_len": self.context}
+            card = {"object": "model", "owned_by": "vllm", "max_model_len": self.context}
             return 200, {"object": "list", "data": [{"id": name, **card} for name in self.names]}
         if self.tells == "ollama":
             return self._as_ollama(path, request)
@@ -141,12 +140,7 @@ class ServedModel:
         numbers: list[Any] = [None]
         for value in self.spoil(values).tolist():
             numbers.append(None if math.isnan(value) else max(value, LOWEST))
-        if self.tells == "prompt" and request.get("prompt_logprobs") is not None:
-            of_tokens: list[Any] = [None]
-            for token, number in zip(ids[1:], numbers[1:], strict=True):
-                of_tokens.append({str(token): {"logprob": number, "rank": 1}})
-            choice["prompt_logprobs"] = of_tokens
-        elif self.tells == "echo" and request.get("echo"):
+        if self.tells == "echo" and request.get("echo"):
             choice["logprobs"] = {"token_logprobs": [*numbers, -1.0]}
         elif self.tells in ("next", "llama.cpp") and request.get("logprobs"):
             best = every[-1].topk(min(request["logprobs"], every.shape[1]))

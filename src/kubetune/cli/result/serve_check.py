@@ -118,10 +118,8 @@ def _show(checks: Sequence[ServerCheck]) -> None:
     """Print each point, with the first places at which ids differ."""
     for check in checks:
         print(visible(f"{check.model} at {check.url}"))
-        for point in check.points:
-            print_fact(
-                point.name, f"{point.state}: {point.text}", _LABEL_WIDTH, _COLOURS[point.state]
-            )
+        for name, point in check.points.items():
+            print_fact(name, f"{point.state}: {point.text}", _LABEL_WIDTH, _COLOURS[point.state])
             for place in point.differences:
                 texts = {"training": (place.expected, GREEN), "server": (place.served, RED)}
                 for who, (text, colour) in texts.items():

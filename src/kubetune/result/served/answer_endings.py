@@ -2,63 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.result.served.endpoint import LLAMA_CPP, NEUTRAL, Endpoint, NotAnswered
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import ServedPoint
 
-ENDS: Final = "end of answers"
-DRAWS: Final = "sampling"
-CONTEXT: Final = "context"
 _DRAWN_TOKENS: Final = 24
 
 
 def ends(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
     """Return whether the server stops at each token that ends an answer."""
-    names = []
-    passed_over = []
+    names = {}
     for token in known.eos_ids:
-        name = known.tokenizer.decode([token], skip_special_tokens=False)
-        names.append(name)
         # The model is made to write it next, whatever it would write.
         bias = {str(token): 100.0}
         _, reason = endpoint.completion(
             known.prompt_ids, max_tokens=4, temperature=0.0, logit_bias=bias
         )
-        if reason != "stop":
-            passed_over.append(name)
+        names[known.tokenizer.decode([token], skip_special_tokens=False)] = reason
+    passed_over = [name for name, reason in names.items() if reason != "stop"]
     if not passed_over:
-        return ServedPoint(ENDS, "right", f"the server stops at {' and '.join(names)}")
+        return ServedPoint("right", f"the server stops at {' and '.join(names)}")
     text = (
         f"the server goes on behind {' and '.join(passed_over)}, with which training ended answers; serve the export's "
         "generation_config.json, or send stop_token_ids"
     )
-    return ServedPoint(ENDS, "wrong", text)
+    return ServedPoint("wrong", text)
 
 
 def draws(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
     """Return whether the server draws by default as the export's generation config says."""
-    wanted: dict[str, float] = {}
+    wanted = {}
     for name, neutral in NEUTRAL.items():
         value = known.generation.get(name)
         wanted[name] = neutral if value is None else value
     limits = [f"{name} {value:g}" for name, value in wanted.items() if value != NEUTRAL[name]]
     shown = ", ".join(limits) or "no limits, at temperature 1"
-    find_others = _told if endpoint.is_of(LLAMA_CPP) else _drawn
-    others = find_others(endpoint, known, wanted)
+    if endpoint.is_of(LLAMA_CPP):
+        others = _told(endpoint, wanted)
+    else:
+        others = _drawn(endpoint, known, wanted)
     if not others:
-        return ServedPoint(
-            DRAWS, "right", f"by default the server draws as the export says: {shown}"
-        )
+        return ServedPoint("right", f"by default the server draws as the export says: {shown}")
     text = f"the server has its own default of {' and '.join(others)}; the export says {shown}"
-    return ServedPoint(DRAWS, "differs", text)
+    return ServedPoint("differs", text)
 
 
-def _told(endpoint: Endpoint, known: KnownModel, wanted: Mapping[str, float]) -> list[str]:
+def _told(endpoint: Endpoint, wanted: Mapping[str, float]) -> list[str]:
     """Return the settings that have another default, of a server that tells them."""
-    del known
 
     def take(reply: Mapping[str, Any]) -> list[str]:
         settings = reply["default_generation_settings"]["params"]
@@ -75,19 +68,19 @@ def _told(endpoint: Endpoint, known: KnownModel, wanted: Mapping[str, float]) ->
 def _drawn(endpoint: Endpoint, known: KnownModel, wanted: Mapping[str, float]) -> list[str]:
     """Return the settings that have another default: what changes the text of one seed when a request leaves it out."""
 
-    def drawn(but: Container[str]) -> str:
-        settings = {name: value for name, value in wanted.items() if name not in but}
+    def drawn(*left_out: str) -> str:
+        settings = {name: value for name, value in wanted.items() if name not in left_out}
         text, _ = endpoint.completion(
             known.prompt_ids, seed=7, max_tokens=_DRAWN_TOKENS, **settings
         )
         return text
 
-    as_wanted = drawn(())
-    if drawn(wanted) == as_wanted:
+    as_wanted = drawn()
+    if drawn(*wanted) == as_wanted:
         return []
-    if drawn(()) != as_wanted:
+    if drawn() != as_wanted:
         raise NotAnswered("answers one seed in several ways")
-    return [name for name in wanted if drawn((name,)) != as_wanted] or ["settings together"]
+    return [name for name in wanted if drawn(name) != as_wanted] or ["settings together"]
 
 
 def context(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
@@ -96,8 +89,8 @@ def context(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
     if served is None:
         raise NotAnswered("tells no context length")
     if served >= known.max_length:
-        return ServedPoint(CONTEXT, "right", f"{served:,} tokens")
+        return ServedPoint("right", f"{served:,} tokens")
     rows = known.answers.ids if known.answers is not None else ()
     does_fit = served > max(map(len, rows), default=0)
     text = f"the server takes {served:,} tokens, and training took {known.max_length:,}; raise --max-model-len"
-    return ServedPoint(CONTEXT, "differs" if does_fit else "wrong", text)
+    return ServedPoint("differs" if does_fit else "wrong", text)

@@ -19,11 +19,11 @@ from kubetune.result.served.endpoint import Endpoint, NotAnswered
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import IdsDifference, ServedPoint
 
-IDS: Final = "ids"
 # Tokens of a difference that are shown.
 _SHOWN_TOKENS: Final = 8
-# Switches of chat templates whose defaults servers and models invert.
-_SWITCHES: Final = (
+# Switches of chat templates whose defaults servers and models invert, after none of them.
+_SWITCHES: Final[Sequence[dict[str, bool]]] = (
+    {},
     {"enable_thinking": False},
     {"enable_thinking": True},
     {"thinking": False},
@@ -49,11 +49,10 @@ def compare(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
     """Return what the server's ids say. Raise NotAnswered if it tells no ids."""
     tokenizer = known.tokenizer
     if tokenizer.chat is None:
-        if _has_other_ids(endpoint, tokenizer, _TEXT):
+        if endpoint.text_ids(_TEXT) != tokenizer.encode_text(_TEXT, special=False):
             text = "a text has other ids than in training: the server has another tokenizer"
-            return ServedPoint(IDS, "wrong", text)
-        text = "a text has the ids of training; the model has no chat template"
-        return ServedPoint(IDS, "right", text)
+            return ServedPoint("wrong", text)
+        return ServedPoint("right", "a text has the ids of training; there is no chat template")
     origin = f"{len(known.conversations)} conversations of the data"
     if not known.conversations:
         origin = "conversations of kubetune itself, as none of the data are kept,"
@@ -72,24 +71,24 @@ def compare(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
             cause = _cause(endpoint, tokenizer, conversation, expected, served)
             differences.setdefault(cause, _first_difference(tokenizer, expected, served))
     if not asked:
-        return ServedPoint(IDS, "unknown", f"the chat template takes none of {origin}")
+        return ServedPoint("unknown", f"the chat template takes none of {origin}")
     if not differences:
-        return ServedPoint(IDS, "right", f"{origin} have the ids of training")
+        return ServedPoint("right", f"{origin} have the ids of training")
     text = f"{differing} of {origin} have other ids than in training: {'; '.join(differences)}"
-    return ServedPoint(IDS, "wrong", text, differences=tuple(differences.values()))
+    return ServedPoint("wrong", text, differences=tuple(differences.values()))
 
 
 def _served_ids(endpoint: Endpoint, conversation: Conversation, **settings: Any) -> list[int]:
     """Return the server's ids. The API of OpenAI takes a call's arguments as JSON in a text."""
     messages = []
     for message in conversation.messages:
-        calls = []
+        sent = dict(message)
+        if message.get("tool_calls"):
+            sent["tool_calls"] = []
         for call in message.get("tool_calls") or ():
             arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            calls.append(
-                {"id": "call-0", **call, "function": {**call["function"], "arguments": arguments}}
-            )
-        sent = {**message, "tool_calls": calls} if calls else dict(message)
+            function = {**call["function"], "arguments": arguments}
+            sent["tool_calls"].append({"id": "call-0", **call, "function": function})
         # vLLM's /tokenize knows thoughts by the one name alone, and its chat by both.
         for key in REASONING:
             if message.get(key):
@@ -98,26 +97,19 @@ def _served_ids(endpoint: Endpoint, conversation: Conversation, **settings: Any)
     return endpoint.conversation_ids(messages, conversation.tools, **settings)
 
 
-def _has_other_ids(endpoint: Endpoint, tokenizer: Tokenizer, text: str) -> bool:
-    return endpoint.text_ids(text) != tokenizer.encode_text(text, special=False)
-
-
 def _first_difference(
     tokenizer: Tokenizer, expected: list[int], served: list[int]
 ) -> IdsDifference:
     """Return where two lists of ids differ first."""
     place = 0
-    while place < min(len(expected), len(served)) and expected[place] == served[place]:
+    while expected[place : place + 1] == served[place : place + 1]:
         place += 1
-
-    def shown(ids: Sequence[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=False)
-
-    return IdsDifference(
-        shown(expected[max(0, place - _SHOWN_TOKENS) : place]),
-        shown(expected[place : place + _SHOWN_TOKENS]),
-        shown(served[place : place + _SHOWN_TOKENS]),
+    parts = (
+        expected[max(0, place - _SHOWN_TOKENS) : place],
+        expected[place : place + _SHOWN_TOKENS],
+        served[place : place + _SHOWN_TOKENS],
     )
+    return IdsDifference(*(tokenizer.decode(ids, skip_special_tokens=False) for ids in parts))
 
 
 def _cause(
@@ -129,25 +121,22 @@ def _cause(
 ) -> str:
     """Return the cause of a difference: BOS, a switch, what is rendered, or some of them together; else the template."""
     causes = []
-    bare = _without_bos(tokenizer, served)
-    expected_bare = _without_bos(tokenizer, expected)
-    more = (len(served) - len(bare)) - (len(expected) - len(expected_bare))
+    bare = _without_bos(tokenizer, expected)
+    more = len(served) - len(_without_bos(tokenizer, served)) - (len(expected) - len(bare))
     if more > 0:
         causes.append("a second BOS: the server adds one to that of the chat template")
     elif more < 0:
         causes.append("no BOS: the server leaves it out")
-    rendered = [("", expected_bare)]
+    rendered = [("", bare)]
     for cause, variant in _variants(conversation):
         with suppress(ValueError):
             ids = tokenizer.encode_prompt(variant.messages, variant.tools)
             rendered.append((cause, _without_bos(tokenizer, ids)))
-    for switch in ({}, *_SWITCHES):
-        ids = bare
-        if switch:
-            try:
-                ids = _served_ids(endpoint, conversation, chat_template_kwargs=switch)
-            except NotAnswered:
-                continue
+    for switch in _SWITCHES:
+        try:
+            ids = _served_ids(endpoint, conversation, chat_template_kwargs=switch)
+        except NotAnswered:
+            continue
         for cause, known in rendered:
             if _without_bos(tokenizer, ids) != known:
                 continue
@@ -159,7 +148,7 @@ def _cause(
             return "; ".join(filter(None, [*causes, cause]))
     text = tokenizer.decode(expected, skip_special_tokens=False)
     with suppress(NotAnswered):
-        if _has_other_ids(endpoint, tokenizer, text):
+        if endpoint.text_ids(text) != tokenizer.encode_text(text, special=False):
             return "tokenizer: the server makes other ids of the same text"
     return (
         "template: the server has another chat template; start it with --chat-template and the export's "

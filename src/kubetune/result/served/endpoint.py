@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import getproxies
 
 from kubetune import errors
 from kubetune.training.rollouts.servers.vllm_client import (
@@ -27,13 +27,15 @@ from kubetune.training.rollouts.servers.vllm_client import (
 
 _PAUSE_SECONDS: Final = 1.0
 # What a server says again to the same question: a key that is missing does not come by itself, nor does an address.
-_LASTING: Final = (Refused, Unknown, NotApi)
-_GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
-LLAMA_CPP: Final = "llamacpp"
-# Log-probabilities of a place that all servers return.
-_MOST_LIKELY: Final = 20
+_LASTING: Final = (Refused, Unknown, NotApi, Failed)
 # What becomes right by being asked again is asked so often.
 _TRIES: Final = 3
+# Who owns the models of a server, as it says itself.
+LLAMA_CPP: Final = "llamacpp"
+OLLAMA: Final = "library"
+_GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": False}
+# Log-probabilities of a place that all servers return.
+_MOST_LIKELY: Final = 20
 # Characters of an answer that are shown.
 _SHOWN: Final = 150
 # What decides how tokens are drawn, with the values that change nothing.
@@ -60,20 +62,16 @@ class Endpoint:
     """A server, the name of the model that is asked for, and the time that all questions may take."""
 
     def __init__(self, url: str, model: str, seconds: float) -> None:
-        """`url`: with or without `/v1`."""
+        """Ask which models there are. Wait for a server that is starting. `url`: with or without `/v1`."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
-        self.cards: dict[str, JsonValues] = {}  # what the server says of each model, by name
         self._server = Server(self.url)
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-
-    def read_cards(self) -> None:
-        """Ask which models there are. Wait for a server that is starting."""
         try:
             cards = cards_of(self._asked("/v1/models", None, tries=math.inf))
         except ServerTrouble as error:
-            raise self._fault(error) from None
+            raise errors.EnvironmentFault(f"{self.url} {error}. Nothing was compared") from None
         self.cards = {str(card["id"]): card for card in cards}
 
     def is_of(self, owner: str) -> bool:
@@ -96,7 +94,7 @@ class Endpoint:
         try:
             reply = self._asked(path, request)
         except ServerTrouble as error:
-            raise NotAnswered(_with_key(error)) from None
+            raise NotAnswered(str(error)) from None
         try:
             return take(reply)
         except (KeyError, TypeError, IndexError, ValueError, AttributeError):
@@ -114,27 +112,28 @@ class Endpoint:
             return self.ask("/tokenize", request, _tokens)
         # It tokenises what its template writes, and adds BOS where the vocabulary says so.
         text = self.ask("/apply-template", request, lambda reply: str(reply["prompt"]))
-        request = {"content": text, "add_special": True, "parse_special": True}
-        return self.ask("/tokenize", request, _tokens)
+        return self.text_ids(text, special=True)
 
-    def text_ids(self, text: str) -> list[int]:
-        """Return the ids that the server makes of a text, without special tokens around it."""
-        # The names of vLLM, and those of llama.cpp.
-        request = {"prompt": text, "add_special_tokens": False}
-        if self.is_of(LLAMA_CPP):
-            request = {"content": text, "add_special": False, "parse_special": True}
-        return self.ask("/tokenize", request, _tokens)
+    def text_ids(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the ids that the server makes of a text; with `special` also those that it puts around texts."""
+        of_vllm = {"prompt": text, "add_special_tokens": special}
+        of_llama_cpp = {"content": text, "add_special": special, "parse_special": True}
+        return self.ask("/tokenize", of_vllm | of_llama_cpp, _tokens)
 
     def log_probabilities(self, ids: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first; NaN where the server has no number."""
-        # vLLM takes the one, SGLang and others the other.
-        settings: JsonValues = {"echo": True, "logprobs": 1}
-        if self.is_of("vllm"):
-            settings = {"prompt_logprobs": 0}
-        request = {**_GREEDY, "prompt": list(ids), **settings}
+
+        def take(reply: JsonValues) -> list[float]:
+            # After the prompt comes the token that was generated.
+            values = reply["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)]
+            if len(values) != len(ids) - 1:
+                raise ValueError(f"{len(values)} log-probabilities for {len(ids)} tokens")
+            return [math.nan if value is None else float(value) for value in values]
+
+        request = {**_GREEDY, "prompt": list(ids), "echo": True, "logprobs": 1}
         try:
-            return self.ask("/v1/completions", request, lambda reply: _of_prompt(reply, ids))
-        except (NotAnswered, errors.EnvironmentFault) as error:
+            return self.ask("/v1/completions", request, take)
+        except NotAnswered as error:
             # A server in Python cannot write NaN as JSON, and says so in place of an answer.
             if "Out of range float" in str(error):
                 return [math.nan] * (len(ids) - 1)
@@ -142,25 +141,25 @@ class Endpoint:
 
     def next_token(self, ids: Sequence[int]) -> Bound:
         """Return what the server says of the last token after the others."""
-        request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": _MOST_LIKELY}
 
         def take(reply: JsonValues) -> Bound:
             likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             return _bound(likeliest, "id", ids[-1])
 
+        request = {**_GREEDY, "prompt": list(ids[:-1]), "logprobs": _MOST_LIKELY}
         return self.ask("/v1/completions", request, take)
 
-    def next_token_of_text(self, prompt: str, token: bytes) -> Bound:
+    def next_token_of_text(self, prompt: str, token: str) -> Bound:
         """Return what Ollama says of a token after a prompt."""
-        # Ollama adds BOS. Limits of sampling would change the numbers.
-        options = {"num_predict": 1, **NEUTRAL, "repeat_penalty": 1.0}
-        asked = {"prompt": prompt, "raw": True, "stream": False}
-        request = {**asked, "logprobs": True, "top_logprobs": _MOST_LIKELY, "options": options}
 
         def take(reply: JsonValues) -> Bound:
-            return _bound(reply["logprobs"][0]["top_logprobs"], "bytes", list(token))
+            return _bound(reply["logprobs"][0]["top_logprobs"], "bytes", list(token.encode()))
 
-        return self.ask("/api/generate", request, take)
+        # Ollama adds BOS. Limits of sampling would change the numbers.
+        options = {"num_predict": 1, **NEUTRAL, "repeat_penalty": 1.0}
+        request = {"prompt": prompt, "raw": True, "stream": False, "options": options}
+        numbers = {"logprobs": True, "top_logprobs": _MOST_LIKELY}
+        return self.ask("/api/generate", request | numbers, take)
 
     def completion(self, ids: Sequence[int], **settings: Any) -> tuple[str, str]:
         """Return the text that follows, and why it ends there."""
@@ -176,58 +175,27 @@ class Endpoint:
         while True:
             try:
                 return self._server.ask(path, request, self._deadline)
-            except TimeoutError:
-                raise self._fault(f"did not answer {path}, and the time is up") from None
             except _LASTING:
                 raise
+            except TimeoutError:
+                reason = f"did not answer {path}, and the time is up"
             except ServerTrouble as error:
-                tries -= 1
-                if tries <= 0 and isinstance(error, Failed):
-                    raise
-                if tries <= 0 or time.monotonic() + _PAUSE_SECONDS >= self._deadline:
-                    raise self._fault(error) from None
-                time.sleep(_PAUSE_SECONDS)
-
-    def _fault(self, reason: object) -> errors.EnvironmentFault:
-        text = f"{self.url} {_with_key(reason)}"
-        if time.monotonic() + _PAUSE_SECONDS >= self._deadline:
+                reason = str(error)
+            tries -= 1
+            is_late = time.monotonic() + _PAUSE_SECONDS >= self._deadline
+            if tries <= 0 or is_late:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        text = f"{self.url} {reason}"
+        if is_late:
             text += f"; it had {self._seconds:g} s (--timeout)"
-        if not isinstance(reason, _LASTING):
-            address = urlsplit(self.url)
-            proxy = getproxies().get(address.scheme)
-            if proxy and not proxy_bypass(address.hostname or ""):
-                # Its address may hold a password.
-                name = urlsplit(proxy).hostname
-                text += f". It was not asked by the environment's proxy {name}, which may be the only way to it"
-        return errors.EnvironmentFault(f"{text}. Nothing was compared")
-
-
-def _with_key(reason: object) -> str:
-    """Return what a server did, and for one that asks for a key, where that is read."""
-    text = str(reason)
-    if text.startswith(("answered 401", "answered 403")):
-        text += ". Set the variable VLLM_API_KEY to the server's key"
-    return text
+        if urlsplit(self.url).scheme in getproxies():
+            text += ". The proxy of the environment was not asked, which may be the only way to it"
+        raise errors.EnvironmentFault(f"{text}. Nothing was proved")
 
 
 def _tokens(reply: JsonValues) -> list[int]:
     return [int(token) for token in reply["tokens"]]
-
-
-def _of_prompt(reply: JsonValues, ids: Sequence[int]) -> list[float]:
-    """Return the numbers of a prompt: vLLM's `prompt_logprobs`, or those of an echo. The first is null."""
-    choice = reply["choices"][0]
-    by_token = choice.get("prompt_logprobs")
-    if by_token is None:
-        # After the prompt comes the token that was generated.
-        values = choice["logprobs"]["token_logprobs"][: len(ids)]
-    else:
-        values = []
-        for token, of_token in zip(ids, by_token, strict=True):
-            values.append(of_token[str(token)]["logprob"] if of_token else None)
-    if len(values) != len(ids):
-        raise ValueError(f"{len(values)} log-probabilities for {len(ids)} tokens")
-    return [math.nan if value is None else float(value) for value in values[1:]]
 
 
 def _bound(likeliest: Sequence[JsonValues], key: str, token: object) -> Bound:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune import errors
 from kubetune.base.files import require_plain
 from kubetune.config.naming import OF_TRACKERS, RESOLVED, model_short_name
-from kubetune.config.resolved import read_config
-from kubetune.config.schema import ModelConfig
+from kubetune.config.resolved import load_resolved, read_config
+from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.findings import kept_conversations
 from kubetune.data.findings.kept_conversations import Conversation
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
@@ -62,7 +62,7 @@ def known_model(folder: Path) -> KnownModel:
         newest = proof_answers.newest(folder)
         if newest is not None:
             return _of_run(folder, newest.name.split(".")[0])
-        return _of_run(folder, checkpoints.choose(folder, "best").resolve().name)
+        return _of_run(folder, checkpoints.choose(folder).resolve().name)
     if not (folder / PROVENANCE).is_file():
         raise errors.ConfigError(
             f"{folder}: expected a run directory, or a folder that kubetune export wrote; it is neither"
@@ -72,41 +72,40 @@ def known_model(folder: Path) -> KnownModel:
     run_dir = folder.absolute().parent.parent
     if (run_dir / RESOLVED).is_file():
         return _of_run(run_dir, str(facts["checkpoint"]["name"]))
-    return KnownModel(
-        name=str(facts["run"]["name"]),
-        tokenizer=_tokenizer(folder),
-        rank=facts["run"]["config"]["lora"]["r"] if facts["kind"] == "adapter" else None,
-        max_length=facts["run"]["config"]["data"]["max_length"],
-        generation=read_json(folder / _GENERATION),
-        lacking="its run directory keeps log-probabilities, and it is not here; name the run instead",
-    )
+    lacking = "its run directory keeps log-probabilities, and it is not here; name the run instead"
+    config = load_resolved(facts["run"]["config"], str(folder / PROVENANCE))
+    return _of(config, folder, read_json(folder / _GENERATION), lacking)
 
 
 def _of_run(run_dir: Path, checkpoint: str) -> KnownModel:
     """Return what a run knows of a checkpoint, such as `step-000120`."""
     require_plain(run_dir, but=OF_TRACKERS)
-    config = read_config(run_dir)
-    if config.classifies:
-        raise errors.ModelError(
-            f"{run_dir} is a run of task {config.task}, whose model has no next tokens to compare; --check takes models "
-            "that write texts"
-        )
     record = proof_answers.path_of(run_dir, checkpoint)
     generations = sorted((run_dir / "exports").glob(f"{checkpoint}-*/{_GENERATION}"))
+    known = _of(
+        read_config(run_dir),
+        checkpoints.choose(run_dir, checkpoint),
+        read_json(generations[-1]) if generations else {},
+        f"{run_dir} keeps no log-probabilities of {checkpoint}; `kubetune export {run_dir}` records them, where its base is",
+    )
+    answers = proof_answers.read(record) if record.is_file() else None
+    kept = kept_conversations.read(run_dir)
+    return replace(known, answers=answers, run_dir=run_dir, conversations=kept)
+
+
+def _of(config: Config, folder: Path, generation: Mapping[str, Any], lacking: str) -> KnownModel:
+    """Return what a config, and a folder with the tokenizer, say of a model."""
+    if config.classifies:
+        raise errors.ModelError(
+            f"{folder} is of task {config.task}, whose model has no next tokens to compare; --check takes models that "
+            "write texts"
+        )
     return KnownModel(
         name=config.name or model_short_name(config.model.path),
-        tokenizer=_tokenizer(checkpoints.choose(run_dir, checkpoint)),
+        tokenizer=load_tokenizer(ModelConfig(path=str(folder), local_files_only=True)),
         rank=config.lora.r if config.lora else None,
         max_length=config.data.max_length,
-        generation=read_json(generations[-1]) if generations else {},
-        lacking=f"{run_dir} keeps no log-probabilities of {checkpoint}; `kubetune export {run_dir}` records them, where "
-        "its base is",
-        answers=proof_answers.read(record) if record.is_file() else None,
-        run_dir=run_dir,
-        conversations=kept_conversations.read(run_dir),
+        generation=generation,
+        lacking=lacking,
         sees=config.sees,
     )
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    return load_tokenizer(ModelConfig(path=str(folder), local_files_only=True))

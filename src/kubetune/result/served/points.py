@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 # `differs`: another setting, which requests may set. `unknown`: the server could not be asked, or nothing is known that
@@ -24,32 +25,31 @@ class IdsDifference:
 
 @dataclass(frozen=True)
 class ServedPoint:
-    """One point of a check."""
+    """What is said of one point."""
 
-    name: str  # such as `ids`
     state: State
-    text: str  # one sentence, without the name
+    text: str  # one sentence
     # More lines for people, and numbers for programs.
     lines: tuple[str, ...] = ()
-    numbers: dict[str, Any] | None = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
     differences: tuple[IdsDifference, ...] = ()
 
 
 @dataclass(frozen=True)
 class ServerCheck:
-    """All points of a check of one model at one address."""
+    """All points of a check of one model at one address, by their names, such as `ids`."""
 
     url: str
     model: str
-    points: tuple[ServedPoint, ...]
+    points: Mapping[str, ServedPoint]
 
     @property
     def reason_against(self) -> str | None:
         """Why the server does not pass for the model, None if it does."""
-        wrong = [f"{point.name}: {point.text}" for point in self.points if point.state == "wrong"]
+        wrong = [f"{name}: {it.text}" for name, it in self.points.items() if it.state == "wrong"]
         if wrong:
             return "\n".join([f"{self.url} does not serve the model that was trained:", *wrong])
-        if not any(point.name == WEIGHTS and point.state == "right" for point in self.points):
+        if self.points[WEIGHTS].state != "right":
             return (
                 f"{self.url}: nothing is wrong with {self.model}, but its weights could not be compared; so it is not "
                 "proved"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kubetune.result.inference.proof_answers import BASE, TRAINED, WITHOUT, ProofAnswers
-from kubetune.result.served.points import WEIGHTS, ServedPoint, State
+from kubetune.result.served.points import ServedPoint, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def judge(answers: ProofAnswers, served: LogProbabilities) -> ServedPoint:
             f"{broken:,} of {len(served):,} numbers are NaN or infinite: its dtype is too small, or its "
             "weights are damaged"
         )
-        return ServedPoint(WEIGHTS, "wrong", text)
+        return ServedPoint("wrong", text)
     models = {name: _bounded(values) for name, values in answers.models.items()}
     values = _bounded(served)
     if BASE in models:
@@ -77,7 +77,7 @@ def judge(answers: ProofAnswers, served: LogProbabilities) -> ServedPoint:
     distance = _rms(values - models[TRAINED])
     text = f"{distance:.2g} from the trained model; allowed is {_DTYPE_DISTANCE:g}, since nothing is known of the base"
     state: State = "wrong" if distance > _DTYPE_DISTANCE else "right"
-    return ServedPoint(WEIGHTS, state, text, numbers={"to_trained": distance})
+    return ServedPoint(state, text, numbers={"to_trained": distance})
 
 
 def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
@@ -120,8 +120,10 @@ def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
         state = "wrong"
         text = f"{fault}: {place}"
     elif place.to_trained > _DTYPE_SHARE * place.apart:
-        lines.append("this is more than a dtype rounds: the server's base may be quantised")
-    return ServedPoint(WEIGHTS, state, text, tuple(lines), asdict(place))
+        lines.append(
+            "this is more than a dtype rounds: the server's base may be quantised, or the adapter's scale another"
+        )
+    return ServedPoint(state, text, tuple(lines), asdict(place))
 
 
 def _nearest(

@@ -15,7 +15,6 @@ from kubetune.config.schema.tracking import HooksConfig, PrometheusConfig
 from kubetune.errors import KubetuneError
 from kubetune.extras import is_installed
 from kubetune.result.served.known_model import KnownModel
-from kubetune.result.served.points import WEIGHTS, ServerCheck
 from kubetune.result.served.server_check import check_served
 from kubetune.rundir import events, metrics
 from kubetune.supervisor.observers import hooks, prometheus
@@ -49,15 +48,19 @@ class Watched:
     def look(self) -> Event | None:
         """Ask once. Return, and tell the hook, if the state is another one than before."""
         before = self.state
+        numbers = {}
         try:
             check = check_served(self.known, self.url, self.name, self.timeout)
+        except KubetuneError as error:
+            reason: str | None = str(error)
+            self.state = "no answer"
+        else:
             reason = check.reason_against
             self.state = "wrong" if reason else "right"
-            self.numbers = _numbers(check)
-        except KubetuneError as error:
-            reason = str(error)
-            self.state = "no answer"
-            self.numbers = {"served_is_model": 0.0}
+            for point in check.points.values():
+                if "share" in point.numbers:
+                    numbers["served_effect_ratio"] = float(point.numbers["share"])
+        self.numbers = {"served_is_model": float(reason is None), **numbers}
         if self.state == before:
             return None
         event = {
@@ -102,12 +105,3 @@ def watch(models: Sequence[Watched], seconds: float) -> Iterator[Event]:
                 if event is not None:
                     yield event
             time.sleep(seconds)
-
-
-def _numbers(check: ServerCheck) -> dict[str, float]:
-    """Return the numbers of a check for Prometheus."""
-    numbers = {"served_is_model": float(check.is_proved)}
-    for point in check.points:
-        if point.name == WEIGHTS and point.numbers and "share" in point.numbers:
-            numbers["served_effect_ratio"] = float(point.numbers["share"])
-    return numbers

@@ -137,6 +137,8 @@ class Server:
         what = f"answered {response.status} to {path}: {_message_of(text)}"
         if 300 <= response.status < 400:
             raise Refused(f"{what} (it leads to {response.getheader('Location')})")
+        if response.status == 401:
+            raise Refused(f"{what}. Set the variable VLLM_API_KEY to the server's key")
         # An adapter or model that is unknown, or a server without that address at all.
         if response.status == 404:
             raise Unknown(what)
