@@ -66,8 +66,12 @@ class ServedModel:
                 meta = {"n_ctx": self.context, "n_ctx_train": 4096}
                 cards = [{"id": name, "owned_by": "llamacpp", "meta": meta} for name in self.names]
                 return 200, {"object": "list", "data": cards}
-            card = {"object": "model", "owned_by": "vllm", "max_model_len": self.context}
-            return 200, {"object": "list", "data": [{"id": name, **card} for name in self.names]}
+            card = {"object": "model", "owned_by": "vllm"}
+            base, *adapters = self.names
+            cards = [{"id": base, **card, "parent": None, "max_model_len": self.context}]
+            for name in adapters:
+                cards.append({"id": name, **card, "parent": base, "max_model_len": None})
+            return 200, {"object": "list", "data": cards}
         if self.tells == "ollama":
             return self._as_ollama(path, request)
         if self.tells == "llama.cpp" and path != "/v1/completions":

@@ -313,7 +313,7 @@ def test_a_missing_adapter_is_named_with_its_rank(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = changed(names=("base", "other"))(run_dir)
-    code, points, _ = checked(server, run_dir, capsys)
+    code, points, _ = checked(server, run_dir, capsys, "--model=bot")
     assert (code, list(points)) == (5, ["names"])
     assert "no bot; it has base, other" in points["names"]["text"]
     assert "rank is 4" in points["names"]["text"]

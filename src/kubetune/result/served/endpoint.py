@@ -82,6 +82,8 @@ class Endpoint:
     def context(self) -> int | None:
         """The most tokens of a prompt and its answer, None if the server does not say."""
         card = self.cards[self.model]
+        # vLLM says it of the base of an adapter.
+        card = self.cards.get(str(card.get("parent")), card)
         length = card.get("max_model_len")
         if isinstance(card.get("meta"), dict):  # llama.cpp has it there
             length = card["meta"].get("n_ctx")
