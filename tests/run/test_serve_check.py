@@ -319,10 +319,18 @@ def test_a_missing_adapter_is_named_with_its_rank(
     assert "rank is 4" in points["names"]["text"]
 
 
-def test_the_first_difference_is_shown(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_difference_is_shown(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with served(changed(drops_thoughts=True)(run_dir)) as url:
         assert main(["serve", "--check", url, str(run_dir)]) == 5
-    said = capsys.readouterr().out
+        said = capsys.readouterr().out
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        assert main(["serve", "--check", url, str(run_dir)]) == 5
+        on_terminal = capsys.readouterr().out
+    assert "⟨\x1b[32m<think>one" in on_terminal
+    assert "⟨\x1b[31mpong" in on_terminal
     before = r"<|im_start|>assistant\n"
     assert re.search(rf"training .*{re.escape(before)}⟨<think>one", said)
     assert re.search(rf"server   .*{re.escape(before)}⟨pong", said)

@@ -121,9 +121,13 @@ def _show(checks: Sequence[ServerCheck]) -> None:
         for name, point in check.points.items():
             print_fact(name, f"{point.state}: {point.text}", _LABEL_WIDTH, _COLOURS[point.state])
             for place in point.differences:
-                texts = {"training": (place.expected, GREEN), "server": (place.served, RED)}
-                for who, (text, colour) in texts.items():
-                    line = f"{who:<8} {place.before}⟨{coloured(text, colour)}⟩"
-                    print_fact("", line.replace("\n", "\\n"), _LABEL_WIDTH)
+                _show_ids("training", place.before, place.expected, GREEN)
+                _show_ids("server", place.before, place.served, RED)
             for line in point.lines:
                 print_fact("", line, _LABEL_WIDTH)
+
+
+def _show_ids(who: str, before: str, text: str, colour: int) -> None:
+    """Print the texts around a difference on one line, the difference in colour."""
+    shown_before, shown = (visible(scrub(part).replace("\n", "\\n")) for part in (before, text))
+    print(f"{'':<{_LABEL_WIDTH}} {who:<8} {shown_before}⟨{coloured(shown, colour)}⟩")
