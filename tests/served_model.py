@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # vLLM writes it for minus infinity.
 LOWEST = -9999.0
@@ -170,10 +171,13 @@ class ServedModel:
             ids = [self.tokenizer.bos_token_id, *ids]
         logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1].float()
         best = logits.log_softmax(0).topk(request["top_logprobs"])
+        byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
         likeliest = []
         for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True):
             text = self.tokenizer.decode([token])
-            likeliest.append({"token": text, "logprob": value, "bytes": list(text.encode())})
+            # Also those of a part of a character.
+            raw = [byte_of[char] for char in self.tokenizer.convert_ids_to_tokens(token) or ""]
+            likeliest.append({"token": text, "logprob": value, "bytes": raw})
         logprobs = [{**likeliest[0], "top_logprobs": likeliest}]
         answer = {"model": request["model"], "response": likeliest[0]["token"], "done": True}
         return 200, {**answer, "done_reason": "length", "logprobs": logprobs}

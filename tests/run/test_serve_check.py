@@ -76,7 +76,8 @@ def conversation(number: int) -> dict[str, Any]:
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": "call-0", "content": "yes no"})
         record["tools"] = [tool("weather"), tool("time")]
-    messages.append({"role": "assistant", "content": "three four"})
+    # A token of this tokenizer is a part of the last character.
+    messages.append({"role": "assistant", "content": "three four ✓"})
     return record
 
 

@@ -93,12 +93,13 @@ def _of_next_tokens(endpoint: Endpoint, tokenizer: Tokenizer, answers: ProofAnsw
         if not endpoint.is_of(OLLAMA):
             bounds[place] = endpoint.next_token(ids)
             continue
-        *before, token = ids
-        text = tokenizer.decode(before[len(tokenizer.prefix) :], skip_special_tokens=False)
-        # Ollama takes texts alone, and one that ends within a word is read as other tokens.
-        if tokenizer.encode_text(text) == before:
-            shown = tokenizer.decode([token], skip_special_tokens=False)
-            bounds[place] = endpoint.next_token_of_text(text, shown)
+        prompt, text = [
+            tokenizer.decode(part[len(tokenizer.prefix) :], skip_special_tokens=False)
+            for part in (ids[:-1], ids)
+        ]
+        # Ollama takes texts alone, and one that ends within a character or a word is read as other tokens.
+        if tokenizer.encode_text(text) == [*ids] and tokenizer.encode_text(prompt) == [*ids[:-1]]:
+            bounds[place] = endpoint.next_token_of_text(prompt, text.removeprefix(prompt))
     if len(bounds) < _FEWEST_TOKENS:
         raise NotAnswered("takes texts alone, and too few of the tokens can be asked for by them")
     values, floors = zip(*bounds.values(), strict=True)
