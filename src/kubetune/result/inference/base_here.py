@@ -54,7 +54,7 @@ def config_here(
     settings = _with_tokenizer(settings, checkpoint)
     settings = identity.pinned(settings, run_dir)
     if settings.trust_remote_code and is_adapter:
-        settings = with_pin(settings)
+        settings = _with_pin(settings)
     config = trained.model_copy(update={"model": settings})
 
     # Code of the base, or of the checkpoint, runs only if the user has allowed it.
@@ -94,13 +94,24 @@ def _with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
     return data.model_copy(update={"cache": None})
 
 
-def with_pin(model: ModelConfig) -> ModelConfig:
+def _with_pin(model: ModelConfig) -> ModelConfig:
     """Return the section with the digest of the model's code for a pin, if that lies in a folder of this machine."""
     if not is_local(model.path):
         return model
     # A folder has no commit, so what the user has read is known by its digest.
     pin = consent.folder_digest(Path(model.path).expanduser())
     return model.model_copy(update={"revision": pin})
+
+
+def allowed_base(config: Config, run_dir: Path, trust_code: str | None) -> ModelConfig:
+    """Return the section that the base is loaded by. Raise ConfigError for code that the user has not allowed."""
+    model = config.model
+    if not model.trust_remote_code:
+        return model
+    model = _with_pin(model)
+    pinned = config.model_copy(update={"model": model})
+    consent.require(consent.effects_of(pinned, [consent.REMOTE_CODE]), run_dir, trust_code)
+    return model
 
 
 def require_room(model: Any, device: torch.device) -> None:

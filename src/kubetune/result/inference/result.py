@@ -19,7 +19,6 @@ import transformers
 
 from kubetune import errors
 from kubetune.base.files import StrPath, require_plain
-from kubetune.config import consent
 from kubetune.config.naming import OF_TRACKERS
 from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
@@ -33,10 +32,10 @@ from kubetune.models import loading
 from kubetune.models.model_spec import ModelSpec
 from kubetune.models.padding_free import unwrap
 from kubetune.result.inference.base_here import (
+    allowed_base,
     as_trained,
     config_here,
     require_room,
-    with_pin,
 )
 from kubetune.result.inference.requirements import not_here
 from kubetune.rundir import checkpoints
@@ -119,13 +118,8 @@ class Result:
             # It stays in memory, since whoever compares asks both by turns.
             require_room(model, default_device())
             with self.checked(base=True):
-                spec = self.spec
-                if spec.model.trust_remote_code:
-                    model_of_base = with_pin(spec.model)
-                    pinned = self.config.model_copy(update={"model": model_of_base})
-                    code = consent.effects_of(pinned, [consent.REMOTE_CODE])
-                    consent.require(code, self.run_dir, self.trust_code)
-                    spec = replace(spec, model=model_of_base)
+                allowed = allowed_base(self.config, self.run_dir, self.trust_code)
+                spec = replace(self.spec, model=allowed)
                 base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
 
             self._base.append(base.eval())
