@@ -522,21 +522,29 @@ def queue_objects(namespace: str) -> list[dict[str, Any]]:
     ]
 
 
+def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
+    """Yield what a process prints, and end one that falls silent: what it has printed tells where."""
+    assert process.stdout is not None
+    while True:
+        limit = threading.Timer(COMMAND_SECONDS, process.kill)
+        limit.start()
+        line = process.stdout.readline()
+        limit.cancel()
+        if not line:
+            return
+        yield line
+
+
 def test_a_run_is_followed_to_its_end(place: Place) -> None:
     file = place.write("real-end", "job", max_steps=400)
     command = [sys.executable, "-m", "kubetune", "submit", file, "--follow"]
     with subprocess.Popen(command, cwd=place.folder, stdout=subprocess.PIPE, text=True) as follower:
-        assert follower.stdout is not None
         lines = []
-        # One that falls silent is ended, and what it has shown tells where.
-        limit = threading.Timer(COMMAND_SECONDS, follower.kill)
-        limit.start()
-        for line in follower.stdout:
+        for line in lines_of(follower):
             lines.append(line)
             # For a moment it then denies the pods that run on it.
             if RESTART_KUBELET and "step 40/400" in line:
                 restart_kubelet(running_on(place.status("real-end")))
-        limit.cancel()
     shown = "".join(lines)
     assert follower.returncode == 0, shown
     assert "step 400/400" in shown
