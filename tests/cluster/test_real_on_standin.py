@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from standin.control_plane import CHECKOUT
 from tests.cluster.harness import Cluster
-from tests.cluster.real.test_real import allow_server
+from tests.cluster.real import test_real
 from tests.offline.sitecustomize import REAL_SERVERS, is_local
 
 KINDS = ("job", "jobset", "trainjob", "pytorchjob", "statefulset")
@@ -58,10 +59,19 @@ def test_the_api_server_may_have_any_address(
     monkeypatch.setenv(REAL_SERVERS, "")
     address = host.strip("[]")
     assert not is_local((address, 6443))
-    allow_server()
+    test_real.allow_server()
     assert is_local((address, 6443))
     assert not is_local((address, 22))
     assert not is_local((f"{address}1", 6443))
+
+
+def test_only_a_follower_that_falls_silent_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that goes on printing may take longer than any one thing."""
+    monkeypatch.setattr(test_real, "COMMAND_SECONDS", 3)
+    program = "for step in 1 2 3 4 5; do echo $step; sleep 1; done; exec sleep 600"
+    with subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert "".join(test_real.lines_of(process)).split() == ["1", "2", "3", "4", "5"]
+    assert process.returncode == -signal.SIGKILL
 
 
 def run_on_standin(cluster: Cluster, test: str) -> None:
@@ -75,13 +85,13 @@ def run_on_standin(cluster: Cluster, test: str) -> None:
         "KUBETUNE_REAL_CLUSTER": "1",
         "KUBETUNE_REAL_IMAGE": "registry.example/kubetune:1.0",
         "KUBETUNE_REAL_NAMESPACE": cluster.namespace,
-        "KUBETUNE_REAL_SECONDS": "120",
         "KUBETUNE_REAL_KUBELET": shlex.join([sys.executable, "-c", program, faults]),
     }
     file = f"tests/cluster/real/test_real.py::{test}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+    # Each thing that such a test does has a limit of its own.
     done = subprocess.run(
-        command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=400, check=False
+        command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert "skipped" not in done.stdout
