@@ -153,9 +153,10 @@ def test_what_does_not_fit_says_what_it_would_take() -> None:
         _require_it_fits(run, way)
     shared = [way for way in short if way.config.training.parallelism != "ddp"]
     for way in shared:
-        gpus = least_gpus(run, way, proposals.pool)
-        assert gpus is not None
-        on_more = propose(run, GpuPool(gpus // 8, 8, proposals.pool.gpu_bytes))
+        more = least_gpus(run, way, proposals.pool)
+        assert more is not None
+        assert more.samples is None
+        on_more = propose(run, GpuPool(more.gpus // 8, 8, proposals.pool.gpu_bytes))
         names = [
             (other.config.training.parallelism, other.config.lora, other.fits)
             for other in on_more.ways
@@ -165,6 +166,20 @@ def test_what_does_not_fit_says_what_it_would_take() -> None:
     assert least_gpus(run, whole, proposals.pool) is None, (
         "more GPUs do not help who shares nothing"
     )
+
+
+def test_more_gpus_than_rows_of_a_step_need_a_larger_batch_too() -> None:
+    run, proposals = asked("3x24GB", "lora=null", "training.global_batch_size=3")
+    way = next(way for way in proposals.ways if way.config.training.parallelism == "fsdp")
+    assert not way.fits
+    more = least_gpus(run, way, proposals.pool)
+    assert more is not None
+    assert more.samples is not None
+    assert more.samples >= more.gpus
+    batch = f"training.global_batch_size={more.samples}"
+    _, on_more = asked(f"{more.gpus // 8}x8x24GB", "lora=null", batch)
+    assert on_more.best is not None
+    assert on_more.best.config.lora is None
 
 
 def _require_it_fits(run: RunToPlace, way: Way) -> None:

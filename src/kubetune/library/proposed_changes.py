@@ -86,9 +86,11 @@ class Proposed:
             text = written(way.changes) or "none"
             return text if way.gives_same else f"{text} (another result)"
         needed = f"fits GPUs of {size(least_gpu_bytes(self.run, way))}"
-        gpus = least_gpus(self.run, way, self.proposals.pool)
-        if gpus is not None:
-            needed += f", or {gpus:,} of these"
+        more = least_gpus(self.run, way, self.proposals.pool)
+        if more is not None:
+            needed += f", or {more.gpus:,} of these"
+            if more.samples is not None:
+                needed += f" with a larger batch: {more.samples:,} samples or more"
         return needed
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +99,7 @@ class Proposed:
         ways = []
         for way in self.proposals.ways:
             bill = way.costs.bill
+            more = None if way.fits else least_gpus(self.run, way, pool)
             ways.append(
                 {
                     "changes": dict(way.changes),
@@ -105,7 +108,8 @@ class Proposed:
                     "peak_bytes": way.memory.peak_bytes,
                     "parts": dict(way.memory.parts),
                     "needed_gpu_bytes": None if way.fits else least_gpu_bytes(self.run, way),
-                    "needed_gpus": None if way.fits else least_gpus(self.run, way, pool),
+                    "needed_gpus": more and more.gpus,
+                    "needed_batch": more and more.samples,
                     "per_device_train_batch_size": way.plan.per_device_train_batch_size,
                     "steps": way.plan.num_steps,
                     "hours": None if bill is None else bill.hours,

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -186,15 +186,20 @@ class _Base:
                 differing[key] = value
         return differing
 
-    def way(self, changes: Changes, rows: int) -> Way | None:
-        """Return the way with so many rows at a time. None if the sizes of the model are not known."""
+    def way(self, changes: Changes, rows: int, samples: int | None = None) -> Way | None:
+        """Return the way with so many rows at a time. None if the sizes of the model are not known.
+
+        `samples`: those of a step, where they cannot stay as many as they are.
+        """
         wanted = dict(changes)
         training = self.run.config.training
         if rows != training.per_device_train_batch_size:
             wanted["training.per_device_train_batch_size"] = rows
-            if training.global_batch_tokens is None:
-                wanted["training.global_batch_size"] = self.global_batch_size
-                wanted["training.gradient_accumulation_steps"] = None
+            if samples is None and training.global_batch_tokens is None:
+                samples = self.global_batch_size
+        if samples is not None:
+            wanted["training.global_batch_size"] = samples
+            wanted["training.gradient_accumulation_steps"] = None
         to_write = self.differing(wanted)
         config = _config_of(_with(self.tree, to_write))
         plan = self.run.plan_of(config)
@@ -256,19 +261,33 @@ def least_gpu_bytes(run: RunToPlace, way: Way) -> int:
     return gpu_bytes
 
 
-def least_gpus(run: RunToPlace, way: Way, pool: GpuPool) -> int | None:
+class MoreGpus(NamedTuple):
+    """How many GPUs a way would fit on."""
+
+    gpus: int
+    samples: int | None  # the fewest of a step, if those of the run file cannot be split on so many
+
+
+def least_gpus(run: RunToPlace, way: Way, pool: GpuPool) -> MoreGpus | None:
     """Return how many GPUs of this size the way would fit on, None if sharing does not help."""
     if way.config.training.parallelism == "ddp":
         return None
     gpus = pool.gpus
     rows = way.config.training.per_device_train_batch_size
     while gpus < MOST_GPUS:
-        gpus *= 2
-        larger = GpuPool(max(1, gpus // GPUS_OF_A_NODE), min(GPUS_OF_A_NODE, gpus), pool.gpu_bytes)
+        nodes = max(1, 2 * gpus // GPUS_OF_A_NODE)
+        larger = GpuPool(nodes, min(GPUS_OF_A_NODE, 2 * gpus), pool.gpu_bytes)
+        gpus = larger.gpus
+        base = _Base.of(run, larger)
+        samples = None
         try:
-            on_more = _Base.of(run, larger).way(way.changes, rows)
+            on_more = base.way(way.changes, rows)
         except ConfigError:
-            return None  # a step has fewer rows than there are GPUs
+            samples = rows * gpus
+            try:
+                on_more = base.way(way.changes, rows, samples)
+            except ConfigError:
+                return None
         if on_more is not None and on_more.fits:
-            return gpus
+            return MoreGpus(gpus, samples)
     return None
