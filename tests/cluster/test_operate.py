@@ -57,12 +57,25 @@ def test_the_doctor_asks_the_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch
 
 
 # -- submit
-def test_proposals_are_for_the_gpus_of_the_nodes(desk: Desk) -> None:
+def test_proposals_are_for_the_gpus_of_the_nodes_that_take_pods(desk: Desk) -> None:
     file = desk.write({"compute": {"nodes": 1, "gpus_per_node": 8}})
+
+    def asked(file: Path) -> GpuPool:
+        return gpu_pool(load_config(file, environ={}), "cluster", {})
+
+    def cordon(value: bool | None) -> None:
+        merge = "application/merge-patch+json"
+        spec = {"spec": {"unschedulable": value}}
+        desk.cluster.request("PATCH", "/api/v1/nodes/node-0", spec, merge)
+
     with desk.at():
-        pool = gpu_pool(load_config(file, environ={}), "cluster", {})
         nodes = Client().list("Node")
-    assert pool == GpuPool(len(nodes), 8, 81_559 * 2**20)
+        assert asked(file) == GpuPool(len(nodes), 8, 81_559 * 2**20)
+        cordon(True)
+        assert asked(file).nodes == len(nodes) - 1
+        cordon(None)
+        file = desk.write({"kubernetes.node_selector": {"kubernetes.io/hostname": "node-1"}})
+        assert asked(file).nodes == 1
 
 
 def test_what_auto_is_on_this_cluster_stays_for_all_starts(desk: Desk) -> None:

@@ -38,7 +38,7 @@ def gpu_pool(config: Config, written: str | None, environ: Mapping[str, str]) ->
 
 
 def _of_cluster(kubernetes: KubernetesConfig | None) -> GpuPool:
-    """Return the GPUs of the nodes that are alike and have the most memory together."""
+    """Return the GPUs of the nodes that take pods of the run, are alike, and have the most memory together."""
     from kubetune.k8s.api.api_errors import ApiError
     from kubetune.k8s.cluster.gpus import MEMORY_LABEL, gpus_of_nodes
     from kubetune.library.cluster_connection import open_cluster
@@ -48,13 +48,18 @@ def _of_cluster(kubernetes: KubernetesConfig | None) -> GpuPool:
             "--gpus: found cluster, but the run file has no section kubernetes; add it"
         )
     try:
-        nodes = gpus_of_nodes(open_cluster(kubernetes.namespace), kubernetes.gpu_resource)
+        nodes = gpus_of_nodes(open_cluster(kubernetes.namespace), kubernetes)
     except ApiError as error:
         raise EnvironmentFault(f"the nodes of the cluster: {error}; {_WAYS_OUT}") from None
-    alike = Counter((node.gpus, node.gpu_bytes) for node in nodes if node.gpu_bytes is not None)
+    alike = Counter(
+        (node.gpus, node.gpu_bytes)
+        for node in nodes
+        if node.gpu_bytes is not None and not node.is_cordoned
+    )
     if not alike:
         raise EnvironmentFault(
-            f"no node of the cluster has both {kubernetes.gpu_resource} and the label {MEMORY_LABEL}; {_WAYS_OUT}"
+            f"no node that takes pods of the run has both {kubernetes.gpu_resource} and the label {MEMORY_LABEL}; "
+            f"{_WAYS_OUT}"
         )
 
     def memory_of(kind: tuple[int, int]) -> int:

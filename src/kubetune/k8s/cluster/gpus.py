@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.gpus import GPU_QUERY, parse_gpus
+from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import NoProgram
 from kubetune.k8s.api.client import Cluster
@@ -54,22 +55,23 @@ def query_gpus(cluster: Cluster, targets: Sequence[PodContainer]) -> list[Gpus]:
 
 @dataclass(frozen=True)
 class NodeGpus:
-    """The GPUs of a node that pods may have."""
+    """The GPUs of a node that pods of a run may have."""
 
     gpus: int
     gpu_bytes: int | None  # of each, None if no label tells it
-    labels: Mapping[str, str]  # of the node
+    is_cordoned: bool  # no new pod gets on the node for now
 
 
-def gpus_of_nodes(cluster: Cluster, resource: str) -> list[NodeGpus]:
-    """Return the GPUs of all nodes that have some. `resource`: their name in Kubernetes."""
+def gpus_of_nodes(cluster: Cluster, kubernetes: KubernetesConfig) -> list[NodeGpus]:
+    """Return the GPUs of all nodes that have some, and the labels by which a run selects nodes."""
+    wanted = kubernetes.node_selector.items()
     nodes = []
     for node in cluster.list("Node"):
-        gpus = int(node["status"].get("allocatable", {}).get(resource, 0))
+        gpus = int(node["status"].get("allocatable", {}).get(kubernetes.gpu_resource, 0))
         labels = node["metadata"].get("labels", {})
         memory = labels.get(MEMORY_LABEL, "")
-        if gpus:
-            nodes.append(
-                NodeGpus(gpus, int(memory) * 2**20 if memory.isdecimal() else None, labels)
-            )
+        if gpus and wanted <= labels.items():
+            gpu_bytes = int(memory) * 2**20 if memory.isdecimal() else None
+            is_cordoned = node["spec"].get("unschedulable", False)
+            nodes.append(NodeGpus(gpus, gpu_bytes, is_cordoned))
     return nodes

@@ -159,13 +159,12 @@ def _memory(
     if plan.device == "cpu" or compute.gpu_memory:
         return device_bytes(compute, plan)
     try:
-        nodes = gpus_of_nodes(cluster, kubernetes.gpu_resource)
+        nodes = gpus_of_nodes(cluster, kubernetes)
     except ApiError:
         return None  # many may not list nodes
-    wanted = kubernetes.node_selector.items()
     least: int | None = None
     for node in nodes:
-        if node.gpus < plan.processes_per_node or not wanted <= node.labels.items():
+        if node.gpus < plan.processes_per_node:
             continue
         if node.gpu_bytes is None:
             return None
