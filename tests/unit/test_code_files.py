@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from kubetune import cli, errors
-from kubetune.config.code_files import modules_beside, require_answers, require_functions
+from kubetune.config.code_files import (
+    depends_on,
+    modules_beside,
+    require_answers,
+    require_functions,
+)
 from tests.golden.manifests import FOLDER
 
 CODE = """\
@@ -159,3 +164,28 @@ def test_render_says_what_does_not_travel(code: Path, capsys: pytest.CaptureFixt
     assert cli.main(["render", str(FOLDER / "minimal.yaml"), *words, metrics]) == 0
     message = "evaluation.metrics.file: advice: rewards.py imports helpers.py from its folder"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("def f(text, truth): return truth in text", True),
+        (
+            "def f(text, truth):\n    def inner(): return truth.strip()\n    return inner() in text",
+            True,
+        ),
+        ("class f:\n    def __call__(self, text, truth, info=None): return text == truth", True),
+        ("def f(text, truth): return len(text)", False),
+        ("def f(text, truth): return 0 if truth is None else text == truth", False),
+        ("def f(text, truth):\n    if not truth: return None\n    return text == truth", False),
+        ("def f(text, truth): return [one is not None for one in truth]", False),
+        ("def f(text, truth): return text == (truth or '')", False),
+        ("def f(text, truth): return 1\ndef f(text, truth): return truth in text", False),
+    ],
+)
+def test_what_a_function_reads_and_does_not_provide_for(
+    text: str, expected: bool, tmp_path: Path
+) -> None:
+    code = tmp_path / "code.py"
+    code.write_text(text)
+    assert depends_on("rewards[0]", code, "f", "truth") is expected

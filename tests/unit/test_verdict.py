@@ -521,6 +521,18 @@ CASES = {
         "rewards: score needs `level`, and no record of data.train has such a column; they have", MINE, by_code=True,
         make=code("def score(completions, level): return 1"),
     ),
+    "a reward in verl's form without right answers": Case(
+        "reward score compares with the right answer, and no record has an answer; expected `completion`", MINE,
+        data=PROMPTS, by_code=True,
+        make=code("def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+                  "    return float(ground_truth in solution_str)"),
+    ),
+    "a reward in OpenRLHF's form without right answers": Case(
+        "reward score compares with the right answer, and no record has an answer; expected `completion`", MINE,
+        data=PROMPTS, by_code=True,
+        make=code("def score(queries, prompts, labels):\n"
+                  "    return [float(query.endswith(label)) for query, label in zip(queries, labels)]"),
+    ),
     "a reward that its form gives nothing": Case(
         r"score needs other, which nothing gives it; expected f\(", MINE, by_code=True,
         make=code("def score(data_source, solution_str, ground_truth, other): return 1"),

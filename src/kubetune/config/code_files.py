@@ -202,6 +202,44 @@ def require_answers(key: str, path: Path, function: str, *, may_wait: bool) -> N
         )
 
 
+def depends_on(key: str, path: Path, function: str, parameter: str) -> bool:
+    """True if the text of a function shows that it reads a parameter, and nowhere provides for None in its place.
+
+    def f(solution_str, ground_truth): return ground_truth in solution_str                       True
+    def f(solution_str, ground_truth): return len(solution_str)                                  False
+    def f(labels): return [0 if label is None else 1 for label in labels]                        False
+    def f(labels=None): return 1 if labels else 0                                                False
+    """
+    definition = _definition(key, path, function)
+    if definition is None:
+        return False
+    is_read = False
+    for node in _below(definition.body):
+        if isinstance(node, ast.Compare) and any(_is_none(part) for part in node.comparators):
+            return False
+        if isinstance(node, (ast.If, ast.IfExp)) and _is_name(node.test, parameter):
+            return False
+        if isinstance(node, ast.BoolOp) and any(_is_name(part, parameter) for part in node.values):
+            return False
+        if isinstance(node, ast.UnaryOp) and _is_name(node.operand, parameter):
+            return False
+        is_read = is_read or _is_name(node, parameter)
+    return is_read
+
+
+def _below(statements: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    for statement in statements:
+        yield from ast.walk(statement)
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
 def _own_statements(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
     """Yield what is in a function, without what is in functions and classes within it."""
     waiting: list[ast.AST] = list(definition.body)

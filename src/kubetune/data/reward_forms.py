@@ -31,6 +31,8 @@ _GIVEN: Final = {
     "solution_str": ("data_source", "solution_str", "ground_truth", "extra_info"),
     "queries": ("queries", "prompts", "labels"),
 }
+# By the form: the parameter that gets the right answer, or None where a record has none.
+RIGHT_ANSWER: Final = {"solution_str": "ground_truth", "queries": "labels"}
 # Columns whose names are near those of arguments. TRL does not hand them over either.
 NOT_HANDED_OVER: Final = frozenset({"prompt", "completion", "completion_ids"})
 

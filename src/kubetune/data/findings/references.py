@@ -17,6 +17,7 @@ from kubetune.config.schema.evaluation import (
     GenerateConfig,
 )
 from kubetune.data.findings.finding import Finding
+from kubetune.data.findings.reward_columns import compares
 from kubetune.data.reading.examples import Chat, Pair
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
@@ -129,7 +130,7 @@ def unanswered(
 
     Records are read until each reward has found one, so mostly the first alone.
     """
-    waiting = [reward for reward in rewards if reward.compares]
+    waiting = [reward for reward in rewards if compares(reward)]
     # Titles of rewards that have an answer, if not one that they can compare with.
     answered: set[str] = set()
     for source in sources:
@@ -177,9 +178,10 @@ def without_answers(
 def lacks_answers(path: str, reward: RewardConfig) -> str:
     """Return the sentence about data in which no record has what a reward compares with. `path`: of the data."""
     where = f"a column {reward.column}" if reward.column else "an answer"
+    other = "" if reward.is_code else ", or `column` in the reward"
     return (
         f"{path}: reward {reward.title} compares with the right answer, and no record has {where}; expected "
-        "`completion`, `solution`, `ground_truth`, `answer` or `target`, or `column` in the reward"
+        f"`completion`, `solution`, `ground_truth`, `answer` or `target`{other}"
     )
 
 
@@ -199,6 +201,8 @@ def lacks_targets(path: str, reward: RewardConfig) -> str:
 
 def _lacks_target(reward: RewardConfig, answer: str) -> bool:
     """True if a right answer lacks what a reward compares with: a number, a label word, JSON."""
+    if reward.is_code:
+        return False
     labels = reward.settings.get("labels", ())
     assert isinstance(labels, tuple)
     return lacks_target(reward.title, answer, labels)

@@ -1,16 +1,16 @@
-"""Looks whether the data have the columns that reward functions of the user's cannot be called without."""
+"""Looks what reward functions of the user's cannot do without, by the text of their files: columns, right answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kubetune.config.code_files import signature_of
+from kubetune.config.code_files import depends_on, signature_of
 from kubetune.config.schema import RewardConfig, SourceConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.taken import read_taken
-from kubetune.data.reward_forms import NOT_HANDED_OVER, columns_of
+from kubetune.data.reward_forms import NOT_HANDED_OVER, RIGHT_ANSWER, columns_of, form_of
 from kubetune.errors import ConfigError
 
 
@@ -48,6 +48,27 @@ def without_columns(
         )
         advice = "Name the parameter as the column, or give it a default"
         yield Finding("no_columns", "error", "train", sentence, advice=advice)
+
+
+def compares(reward: RewardConfig) -> bool:
+    """True if a reward compares with the right answer of a record. Of a function its text has to show it."""
+    if not reward.is_code:
+        return reward.compares
+    assert reward.file is not None
+    assert reward.function is not None
+    path = Path(reward.file).expanduser()
+    try:
+        signature = signature_of("rewards", path, reward.function)
+        if signature is None:
+            return False
+        name = RIGHT_ANSWER.get(form_of(signature.parameters, reward.function))
+        if name is None or name not in signature.parameters:
+            return False
+        return depends_on("rewards", path, reward.function, name)
+    except (ConfigError, ValueError):
+        return (
+            False  # the verdict on the run file says what is wrong with the file, or the function
+        )
 
 
 def _columns_of(reward: RewardConfig) -> tuple[str, ...]:
