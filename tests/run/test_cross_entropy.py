@@ -74,6 +74,15 @@ def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None
         assert float(optimizer.gradient.norm()) > 0
 
 
+def test_a_loss_without_gradient_adds_none_to_the_sums_of_an_optimizer() -> None:
+    toy = Toy()
+    optimizer = FlatAdamW(toy.named_parameters(), AdamSettings())
+    toy.sums = optimizer.collected
+    with torch.no_grad():
+        toy.fused(LogitRule())
+    assert not optimizer.gradient.any()
+
+
 def test_a_trained_head_in_bf16_collects_its_gradient_in_fp32() -> None:
     expected = Toy().bfloat16()
     toy = Toy().bfloat16()

@@ -271,10 +271,16 @@ def linear_loss(hidden: Tensor, head: Head, tiles: Tiles, scale: float) -> Tenso
 
     The gradients that it makes are those of the raw logits times `scale`.
     """
+    weight = head.weight
+    bias = head.bias
+    if not torch.is_grad_enabled():
+        # Autograd says of parameters that they need a gradient here too. An evaluation's would be added to a step's.
+        weight = weight.detach()
+        bias = None if bias is None else bias.detach()
     loss = FusedLinearLoss.apply(  # type: ignore[no-untyped-call]
         hidden,
-        head.weight,
-        head.bias,
+        weight,
+        bias,
         tiles,
         scale,
         head,
