@@ -165,7 +165,6 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     ):
         psutil.wait_procs(processes)
     ended = read_exit_status(run_dir)
-    ended = read_exit_status(run_dir)
     ending = "" if ended is None else f": {_how(ended)}"
     print(visible(f"kubetune: {run_dir} has ended{ending}"))
     return OK
