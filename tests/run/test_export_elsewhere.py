@@ -195,7 +195,8 @@ def vllm_server(
     with log.open("w") as file:
         process = subprocess.Popen(command, env=environ, stdout=file, stderr=file)
         try:
-            wait_until(answers, 300)
+            # Minutes on a busy machine. A server that ends is noticed at once.
+            wait_until(answers, 1800)
             yield url
         finally:
             process.terminate()

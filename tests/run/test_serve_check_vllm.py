@@ -47,7 +47,7 @@ def address(
 def load(url: str, name: str, folder: Path) -> None:
     body = json.dumps({"lora_name": name, "lora_path": str(folder)}).encode()
     question = Request(f"{url}/v1/load_lora_adapter", body, {"Content-Type": "application/json"})
-    with urlopen(question, timeout=60) as reply:
+    with urlopen(question, timeout=600) as reply:
         assert reply.status == 200
 
 
@@ -74,7 +74,8 @@ def points(
     url: str, run_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, dict[str, Any]]:
     capsys.readouterr()
-    code = main(["serve", "--check", url, str(run_dir), "--model", name, "--json"])
+    words = ["--model", name, "--timeout", "1800", "--json"]
+    code = main(["serve", "--check", url, str(run_dir), *words])
     printed = capsys.readouterr()
     assert printed.out, printed.err
     (report,) = json.loads(printed.out)
