@@ -11,12 +11,13 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 # vLLM writes it for minus infinity.
@@ -139,7 +140,15 @@ class ServedModel:
             message = f"This model's maximum context length is {self.context} tokens."
             return 400, {"error": {"message": message}}
         choice: dict[str, Any] = {"index": 0, **self._drawn(ids, request)}
-        logits = self.model(input_ids=torch.tensor([ids])).logits[0].float()
+        # The first of several names is the base.
+        is_base = len(self.names) > 1 and request["model"] == self.names[0]
+        disabled = (
+            self.model.disable_adapter()
+            if is_base and isinstance(self.model, PeftModel)
+            else nullcontext()
+        )
+        with disabled:
+            logits = self.model(input_ids=torch.tensor([ids])).logits[0].float()
         every = logits.log_softmax(1)
         values = every[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
         numbers: list[Any] = [None]

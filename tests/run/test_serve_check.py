@@ -248,7 +248,7 @@ WRONG = {
     "base": (base_in_its_place, "log-probabilities", "those of the base"),
     "no attention": (without("self_attn"), "log-probabilities", "passes over the adapter on attention:"),
     "no feed-forward": (without("mlp"), "log-probabilities", "passes over the adapter on feed-forward:"),
-    "half": (times(0.5), "log-probabilities", "times its effect, by another checkpoint"),
+    "half": (times(0.5), "log-probabilities", "checkpoint, lora_alpha or rsLoRA"),
     "another base": (another_base, "log-probabilities", "another model, or of the adapter on another base"),
     "NaN": (changed(spoil=lambda values: values * torch.nan), "log-probabilities", "NaN"),
     "template": (changed(template=TEMPLATE.replace("|>system", "|> system")), "ids", "template: "),
@@ -283,6 +283,21 @@ def test_what_is_wrong_is_named(
     assert code == 5
     assert words in points[point]["text"]
     assert words in said
+
+
+def test_a_base_in_fewer_bits_than_any_limit_is_no_other_model(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def round_far(values: torch.Tensor) -> torch.Tensor:
+        """Move a row by as much with the adapter as without."""
+        return values + torch.randn(
+            len(values), generator=torch.Generator().manual_seed(len(values))
+        )
+
+    code, points, said = checked(changed(spoil=round_far)(run_dir), run_dir, capsys)
+    assert (code, points["log-probabilities"]["state"]) == (5, "unknown")
+    assert "quantised to very few bits, or another" in points["log-probabilities"]["text"]
+    assert "not proved" in said
 
 
 def test_sampling_that_differs_is_said_and_passes(

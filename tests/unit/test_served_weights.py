@@ -17,8 +17,18 @@ FEED_FORWARD = GENERATOR.normal(0, 1, TOKENS)
 BESIDE = GENERATOR.normal(0, 1, TOKENS)
 
 
-def judged(size: float, share: float, beside: float) -> tuple[str, str]:
-    """Return state and text of a server. `size`: of what training did; `share`: of it that the server has."""
+def judged(
+    size: float,
+    share: float,
+    beside: float,
+    base_beside: float | None = None,
+    base_share: float = 0,
+) -> tuple[str, str]:
+    """Return state and text of a server.
+
+    `size`: of what training did. `share`: of it that the server has. `base_beside`: how far the server's own base is
+    beside that of training, None if it has none. `base_share`: of what training did that is in it.
+    """
     effect = size * (ATTENTION + FEED_FORWARD) / np.sqrt(2)
     models = {
         "trained": BASE + effect,
@@ -32,7 +42,10 @@ def judged(size: float, share: float, beside: float) -> tuple[str, str]:
         (0,),
     )
     served = (BASE + share * effect + beside * BESIDE).astype(np.float32)
-    point = served_weights.judge(answers, served)
+    served_base = None
+    if base_beside is not None:
+        served_base = (BASE + base_share * effect + base_beside * BESIDE).astype(np.float32)
+    point = served_weights.judge(answers, served, served_base)
     return point.state, " ".join([point.text, *point.lines])
 
 
@@ -58,3 +71,34 @@ def test_what_a_server_rounds_is_told_from_another_model(
 ) -> None:
     found, text = judged(size, share, beside)
     assert (found, words in text) == (state, True), text
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "beside", "base_beside", "state", "words"),
+    [
+        (1.0, 1, 0.0, 0.0, "right", "those of the trained model"),
+        # A dtype rounds base and adapter, not by the same.
+        (0.05, 1, 0.02, 0.01, "right", "those of the trained model"),
+        # Its effect is large enough to pass, and is not that of training, which shows where nothing is rounded.
+        (1.0, 0.85, 0.0, 0.0, "wrong", "the adapter is another"),
+        (1.0, 1, 0.2, 0.0, "wrong", "the adapter is another"),
+        (1.0, 0.85, 0.2, 0.2, "right", "may be quantised"),
+        # A base in so few bits is beside training by more than any limit, and the adapter on it is not.
+        (0.1, 1, 0.4, 0.4, "unknown", "the server's base is 0.4 from that of training"),
+        (1.0, 1, 1.5, 1.5, "unknown", "the server's base is 1.5 from that of training"),
+        (1.0, 0, 1.5, 1.5, "wrong", "another model"),
+        (1.0, 0, 0.2, 0.2, "wrong", "those of the base"),
+        (1.0, 1, 1.5, 0.0, "wrong", "another model"),
+        (1.0, 0.5, 0.0, float("nan"), "wrong", "0.50 times its effect"),
+    ],
+)
+def test_the_own_base_of_a_server_tells_rounding_from_another_adapter(
+    size: float, share: float, beside: float, base_beside: float, state: str, words: str
+) -> None:
+    found, text = judged(size, share, beside, base_beside)
+    assert (found, words in text) == (state, True), text
+
+
+def test_an_adapter_on_a_base_into_which_it_is_merged_is_wrong() -> None:
+    state, text = judged(1.0, 2, 0.0, 0.0, base_share=1)
+    assert (state, "2.00 times its effect" in text) == ("wrong", True), text

@@ -79,11 +79,16 @@ class Endpoint:
         return any(card.get("owned_by") == owner for card in self.cards.values())
 
     @property
+    def base(self) -> str | None:
+        """The name of the base that the adapter is on, None for another model."""
+        parent = str(self.cards[self.model].get("parent"))
+        return parent if parent in self.cards else None
+
+    @property
     def context(self) -> int | None:
         """The most tokens of a prompt and its answer, None if the server does not say."""
-        card = self.cards[self.model]
         # vLLM says it of the base of an adapter.
-        card = self.cards.get(str(card.get("parent")), card)
+        card = self.cards[self.base or self.model]
         length = card.get("max_model_len")
         if isinstance(card.get("meta"), dict):  # llama.cpp has it there
             length = card["meta"].get("n_ctx")
@@ -122,8 +127,11 @@ class Endpoint:
         of_llama_cpp = {"content": text, "add_special": special, "parse_special": True}
         return self.ask("/tokenize", of_vllm | of_llama_cpp, _tokens)
 
-    def log_probabilities(self, ids: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token but the first; NaN where the server has no number."""
+    def log_probabilities(self, ids: Sequence[int], model: str | None = None) -> list[float]:
+        """Return the log-probability of each token but the first; NaN where the server has no number.
+
+        `model`: the name of another model of the server.
+        """
 
         def take(reply: JsonValues) -> list[float]:
             # After the prompt comes the token that was generated.
@@ -133,6 +141,7 @@ class Endpoint:
             return [math.nan if value is None else float(value) for value in values]
 
         request = {**_GREEDY, "prompt": list(ids), "echo": True, "logprobs": 1}
+        request["model"] = model or self.model
         try:
             return self.ask("/v1/completions", request, take)
         except NotAnswered as error:

@@ -7,13 +7,15 @@ nearest to the model that it is. How far it may be from that follows from how fa
     base ─────────────────────── trained      apart: root mean square over the tokens
                             server            near 1 of the way, and beside it by less than `apart`, or than
                                               a base in four bits is beside itself
+
+A server that has the base beside the adapter is asked for both, so that what it rounds is known.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
@@ -61,8 +63,13 @@ class Place:
         return f"{trained}, {self.to_base:.2g} from the base, which are {self.apart:.2g} apart"
 
 
-def judge(answers: ProofAnswers, served: LogProbabilities) -> ServedPoint:
-    """Return what the log-probabilities of a server say. `served`: of the same tokens as `answers`."""
+def judge(
+    answers: ProofAnswers, served: LogProbabilities, served_base: LogProbabilities | None = None
+) -> ServedPoint:
+    """Return what the log-probabilities of a server say.
+
+    `served`: of the same tokens as `answers`. `served_base`: of the base that the server has beside the adapter.
+    """
     broken = int((~np.isfinite(served)).sum())
     if broken:
         text = (
@@ -73,7 +80,10 @@ def judge(answers: ProofAnswers, served: LogProbabilities) -> ServedPoint:
     models = {name: _bounded(values) for name, values in answers.models.items()}
     values = _bounded(served)
     if BASE in models:
-        return _beside_base(models, values)
+        point = _beside_base(models, values)
+        if served_base is None or not np.isfinite(served_base).all():
+            return point
+        return _on_served_base(point, models, values, _bounded(served_base))
     distance = _rms(values - models[TRAINED])
     text = f"{distance:.2g} from the trained model; allowed is {_DTYPE_DISTANCE:g}, since nothing is known of the base"
     state: State = "wrong" if distance > _DTYPE_DISTANCE else "right"
@@ -124,6 +134,30 @@ def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
             "this is more than a dtype rounds: the server's base may be quantised, or the adapter's scale another"
         )
     return ServedPoint(state, text, tuple(lines), asdict(place))
+
+
+def _on_served_base(
+    point: ServedPoint, models: Mapping[str, Values], served: Values, served_base: Values
+) -> ServedPoint:
+    """Return the point with what the server's own base tells: rounding is in both, so the adapter is seen without it."""
+    base = _beside_base(models, served_base).numbers
+    adapter = _beside_base(models, served - served_base + models[BASE])
+    most = max(_DTYPE_SHARE * base["apart"], _STANDARD_ERRORS * base["to_base"])
+    if point.state == "right" and adapter.numbers["to_trained"] > most:
+        text = (
+            "the adapter is another, by checkpoint, lora_alpha or rsLoRA, for the server's base is that of training: "
+            f"{Place(**adapter.numbers)}"
+        )
+        return replace(point, state="wrong", text=text, lines=())
+    # A base into which the adapter is merged has its effect twice.
+    is_base = base["missing"] == (BASE,)
+    if point.state == "wrong" and adapter.state == "right" and is_base:
+        text = (
+            "nothing can be told: the adapter does what it did in training, but the server's base is "
+            f"{base['to_base']:.2g} from that of training, so it is quantised to very few bits, or another"
+        )
+        return replace(point, state="unknown", text=text)
+    return point
 
 
 def _nearest(

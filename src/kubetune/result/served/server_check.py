@@ -13,6 +13,7 @@ check = check_served(known_model(run_dir), "http://localhost:8000", None, 60)
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -80,7 +81,11 @@ def _weights(endpoint: Endpoint, known: KnownModel) -> ServedPoint:
         served = joined([endpoint.log_probabilities(ids) for ids in answers.ids])
     except NotAnswered:
         return _of_next_tokens(endpoint, known.tokenizer, answers)
-    return served_weights.judge(answers, served)
+    base = None
+    if endpoint.base is not None:
+        with suppress(NotAnswered):
+            base = joined([endpoint.log_probabilities(ids, endpoint.base) for ids in answers.ids])
+    return served_weights.judge(answers, served, base)
 
 
 def _of_next_tokens(endpoint: Endpoint, tokenizer: Tokenizer, answers: ProofAnswers) -> ServedPoint:
