@@ -164,6 +164,51 @@ def test_a_call_within_a_branch_is_taken_with_a_word(tmp_path: Path) -> None:
     assert "line 2" in {note.key for note in result.of("dropped")}
 
 
+@pytest.mark.parametrize(
+    ("before", "name"),
+    [
+        ('swift() { command swift "$@" --lora_rank 9; }', "swift"),
+        ('function run { "$@" --lora_rank 9; }\nrun \\', "run"),
+        ("shopt -s expand_aliases\nalias swift='nice swift'", "swift"),
+    ],
+)
+def test_a_call_of_a_function_is_refused(before: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    call = "swift sft --model a/b --dataset org/chats --use_hf true --lora_rank 4\n"
+    file.write_text(f"{before}\n{call}")
+    with pytest.raises(ConfigError, match=f"calls `{name}`, a function or an alias"):
+        import_config(file)
+    # A function named as the subcommand is another one.
+    file.write_text(f"sft() {{ echo; }}\n{call}")
+    assert "r: 4" in import_config(file).text
+
+
+def test_options_that_ifs_splits_are_dropped_by_name(tmp_path: Path) -> None:
+    script = "IFS=,\nA=--max_length,4,--num_train_epochs,5\n"
+    call = "swift sft --model a/b --dataset org/chats --use_hf true $A\n"
+    text, notes = dropped(tmp_path / "a.sh", script + call)
+    assert {"max_length", "num_train_epochs"} <= notes.keys()
+    settings = text.split("Not carried over")[0]
+    assert "max_length" not in settings
+    assert "epochs" not in settings
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        ("if [ 10 \\> 9 ]; then A=1; fi", "line 1: cannot be read as bash"),
+        ("die() { exit 1; }\ndie", "line 2: die: ends the script"),
+    ],
+)
+def test_a_script_without_a_call_says_what_stands_before(
+    before: str, why: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text(before + CALL)
+    with pytest.raises(ConfigError, match=f"calls no command that is known; .*; {why}"):
+        import_config(file)
+
+
 def test_what_is_not_followed_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.sh"
     file.write_text(

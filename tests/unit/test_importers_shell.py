@@ -182,6 +182,29 @@ SCRIPTS = [
     "LR=2e-5; local LR=3e-5 2>/dev/null",
     "LR=2e-5; LR[0]=3e-5",
     "LR=(2e-5 3e-5)",
+    # Names that an option holds.
+    "LR=8; printf -vLR 7",
+    "LR=8; read -raLR <<< 7",
+    "LR=8; sleep 0 & wait -npLR; LR=${LR:+7}",
+    # Calculations where none is written.
+    "LR=8; S=abcdefghij; X=${S:LR=7:1}",
+    "LR=8; S=abcdefghij; X=${S:0:LR=7}",
+    "LR=8; S=abcdefghij; X=${S: LR++ :1}",
+    "LR=8; set -- a b; X=${@:LR=1}",
+    'LR=8; declare -i K="LR=7"',
+    "LR=8; declare -i K; K=LR=7",
+    'LR=8; declare -i K; S="LR=7"; K=$S',
+    'LR=8; S="LR=7"; X=$((S))',
+    'LR=8; S="LR=7"; T=S; [[ T -eq 1 ]]',
+    # What stays in a shell that keeps to POSIX.
+    "set -o posix; LR=8; LR=7 :",
+    "set -o posix; LR=8; LR=7 export A=1",
+    'set -o posix; A=1 LR=8; LR=7 set -- "$A"',
+    "set -o posix; A=151; IFS=5 :; LR=$A",
+    # Ends that are not `exit`.
+    "die() { echo usage; exit 1; }; LR=8; die",
+    "LR=8; [ -f x ] || { LR=9; die; }; die() { exit 1; }",
+    "die() { return; exit 1; }; LR=8; die; LR=9",
 ]
 # Of these everything is certain.
 PLAIN = [
@@ -207,6 +230,11 @@ PLAIN = [
     "LR=1\nif [ 7\\\n0 -gt 8 ]; then LR=2; fi",
     "LR=1 &\\\n& LR=2",
     'for V in A B; do unset "$V"; done; unset C\nLR=8',
+    "exec 2>/dev/null; LR=8",
+    "A=1 LR=8\nexport B=2",
+    'B=7; N=$((B * 2)); S="LR=7"; X=${S:0:1} Y=${Z:-LR=7}; LR=8',
+    "die() { echo $1; exit 1; }; [ -d . ] || die no; LR=8",
+    "printf -v X 7; LR=8; printf '%s' $LR",
 ]
 
 

@@ -132,8 +132,10 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
             calls.append(call)
     if not calls:
         expected = ", ".join(f"`{command.example}`" for command in commands.values())
+        unread = "".join(f"; line {line}: {why}" for line, why in script.unread.items())
         _refuse(
-            path, f"calls no command that is known; expected one of {expected}, with its arguments"
+            path,
+            f"calls no command that is known; expected one of {expected}, with its arguments{unread}",
         )
     sure = [call for call in calls if not call.command.condition]
     if not sure and len(calls) > 1:
@@ -144,6 +146,7 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
             "leave one of them in the file",
         )
     first = (sure or calls)[0]
+    _require_programs(path, first, script)
     more: dict[int, str] = {}
     for call in calls:
         if call is not first:
@@ -244,6 +247,18 @@ def _read_command(path: Path, call: _Call) -> Foreign:
     )
 
 
+def _require_programs(path: Path, call: _Call, script: Script) -> None:
+    """Raise ConfigError if a function or an alias of the script has the name of a program in a call."""
+    # The words before the subcommand are programs, or options of programs.
+    for word in call.command.words[: len(call.before) + 1]:
+        if word.text in script.functions:
+            _refuse(
+                path,
+                f"line {call.command.line} calls `{word.text}`, a function or an alias "
+                f"(line {script.functions[word.text]}), which is not followed; write the command that it calls there",
+            )
+
+
 def _config_of(call: _Call) -> str:
     """Return the file that a call takes its settings from, as in `swift sft config.yaml`; empty for none."""
     texts = [word.text for word in call.after]
@@ -316,7 +331,9 @@ def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:
             key = name.removeprefix("--").replace("-", "_")
             values[key] = [_value(value)] if sign else []
             if word.why:
-                arguments.unclear[key] = word.why
+                # IFS may split `--key,value`.
+                for option in re.findall(r"--([\w.-]+)", word.text):
+                    arguments.unclear[option.replace("-", "_")] = word.why
         elif assigns and sign:
             name = name.strip()
             arguments.assigned[name] = _value(value)

@@ -28,4 +28,5 @@ def read_script(text: str) -> Script:
     walk.all(tree.named_children)
     script = walk.commands.script
     script.unclear |= doubts.of_names | walk.values.unclear
+    script.functions = doubts.functions
     return script

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,14 +43,21 @@ _CALCULATED: Final = re.compile(
 _DEFAULT: Final = re.compile(r"\$\{(\w+):?=.*", re.DOTALL)
 _CALCULATING: Final = ("arithmetic_expansion", "c_style_for_statement", "subscript")
 _COMPARED_AS_NUMBERS: Final = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
-# Commands that set the variables that they name, and those that do with an option.
+# ${NAME:OFFSET:LENGTH} calculates both numbers. The parser does not read all of them.
+_OFFSETS: Final = re.compile(r"\$\{[!\w@*]+(?:\[[^]]*\])?:(?![-=+?])([^}]*)")
+_NAME: Final = re.compile(r"\b[A-Za-z_]\w*")
+# Commands that set the variables that they name, and options that a name follows, with or without a space.
 _SETTING: Final = ("getopts", "mapfile", "read", "readarray")
-_SETTING_WITH: Final = {"printf": "-v", "wait": "-p"}
+_SETTING_WITH: Final = {"printf": "v", "read": "a", "wait": "p"}
 # Commands after which words mean something else, or other commands set what they like.
 _UNFOLLOWED: Final = ("alias", "builtin", "command", "coproc", "enable", "time")
 # Names that mean something else where a function has them.
 BUILTINS: Final = frozenset(
     ". : [ declare echo eval exec exit export false local printf read readonly set source test true typeset unset".split()
+)
+# NAME=value before one of them stays where a shell keeps to POSIX.
+KEEPING: Final = frozenset(
+    ". : break continue eval exec exit export readonly return set shift source times trap unset".split()
 )
 # Variables that a shell sets, or reads, in its own way.
 _OF_THE_SHELL: Final = (
@@ -74,6 +81,11 @@ class Doubts:
 
     of_names: dict[str, str] = field(default_factory=dict)
     of_all: str = ""
+    # Variables whose values are calculated where they are read.
+    calculated: set[str] = field(default_factory=set)
+    # Functions and aliases, with their lines, and those functions that surely end the script.
+    functions: dict[str, int] = field(default_factory=dict)
+    ending: set[str] = field(default_factory=set)
 
     def of(self, name: str) -> str:
         """Return why the value of a variable is not certain; empty if it may be."""
@@ -92,14 +104,15 @@ def doubts_of(tree: Node) -> Doubts:
     doubts = Doubts(dict.fromkeys(_OF_THE_SHELL, "is a variable of the shell itself"))
     if _REDIRECTED.search(text_of(tree)):
         doubts.add("", "depends on a redirection that sets a variable")
-    assigned: dict[str, list[int]] = {}  # lines in which a variable is set
+    _calculated_offsets(tree, doubts)
+    assigned: dict[str, list[Node]] = {}  # where a variable is set
     readonly: dict[str, int] = {}
     unsetting = 0  # the last line that unsets a variable whose name is not known
     for node in _all_below(tree):
         line = line_of(node)
         match node.type:
             case "variable_assignment":
-                assigned.setdefault(_assigned(node, doubts), []).append(line)
+                assigned.setdefault(_assigned(node, doubts), []).append(node)
             case "declaration_command":
                 _declared(node, doubts, readonly)
             case "unset_command" if "$" in text_of(node) and not _is_in_function(node):
@@ -109,19 +122,20 @@ def doubts_of(tree: Node) -> Doubts:
                     doubts.add(text_of(child), f"is changed by `unset` (line {line})")
             case "command":
                 _called(node, doubts)
-            case "function_definition" if field_of(node, "name") in BUILTINS:
-                doubts.add("", f"depends on a function named as a builtin (line {line})")
+            case "function_definition":
+                _defined(node, doubts)
         is_comparison = field_of(node, "operator") in _COMPARED_AS_NUMBERS
         if is_comparison or is_calculated_test(node) or node.type in _CALCULATING:
-            _calculated(node, doubts)
+            _calculated(text_of(node), line, doubts)
         if node.type in NOT_FOLLOWED:
             why = f"may be set in {NOT_FOLLOWED[node.type]} (line {line}), which is not followed"
             for name in _set_within(node):
                 doubts.add(name, why)
-    for name, lines in assigned.items():
-        if name in readonly and len(lines) > 1:
+    _calculate_in_turn(assigned, doubts)
+    for name, nodes in assigned.items():
+        if name in readonly and len(nodes) > 1:
             doubts.add(name, f"is read-only (line {readonly[name]})")
-        if min(lines) <= unsetting:
+        if min(map(line_of, nodes)) <= unsetting:
             doubts.add(name, f"is perhaps changed by `unset` (line {unsetting})")
     return doubts
 
@@ -133,7 +147,13 @@ def _assigned(node: Node, doubts: Doubts) -> str:
     if bracket:
         doubts.add(name, f"is set item by item (line {line})")
     # `IFS=, read A B` is for that command alone.
-    if name == "IFS" and (node.parent is None or node.parent.type != "command"):
+    command = node.parent
+    is_for_one = (
+        command is not None
+        and command.type == "command"
+        and field_of(command, "name") not in KEEPING
+    )
+    if name == "IFS" and not is_for_one:
         doubts.add("", f"may be split otherwise, by IFS (line {line})")
     return name
 
@@ -175,11 +195,47 @@ def _set_within(outer: Node) -> Iterator[str]:
             yield ""
 
 
-def _calculated(node: Node, doubts: Doubts) -> None:
+def _defined(node: Node, doubts: Doubts) -> None:
+    """Keep the name of a function."""
+    name = field_of(node, "name")
+    line = line_of(node)
+    doubts.functions[name] = line
+    if name in BUILTINS:
+        doubts.add("", f"depends on a function named as a builtin (line {line})")
+    body = node.child_by_field_name("body")
+    if body is None or body.type != "compound_statement" or "return" in text_of(body):
+        return
+    if any(field_of(child, "name") == "exit" for child in body.named_children):
+        doubts.ending.add(name)
+
+
+def _calculated(text: str, line: int, doubts: Doubts) -> None:
     """Doubt what a calculation assigns."""
-    for match in _CALCULATED.finditer(text_of(node)):
+    for match in _CALCULATED.finditer(text):
         name = match["name"] or match["after"]
-        doubts.add(name, f"is set in a calculation (line {line_of(node)})")
+        doubts.add(name, f"is set in a calculation (line {line})")
+    doubts.calculated.update(_NAME.findall(text))
+
+
+def _calculated_offsets(tree: Node, doubts: Doubts) -> None:
+    """Doubt what the numbers of ${NAME:OFFSET:LENGTH} assign."""
+    source = (tree.text or b"").decode()
+    for match in _OFFSETS.finditer(source):
+        line = line_of(tree) + source.count("\n", 0, match.start())
+        _calculated(match[1], line, doubts)
+
+
+def _calculate_in_turn(assigned: dict[str, list[Node]], doubts: Doubts) -> None:
+    """Doubt what the values of variables assign that are read in calculations.
+
+    A="B=7"; echo $((A))     B is 7
+    """
+    done: set[str] = set()
+    while waiting := doubts.calculated & assigned.keys() - done:
+        done |= waiting
+        for name in sorted(waiting):
+            for node in assigned[name]:
+                _calculated(field_of(node, "value"), line_of(node), doubts)
 
 
 def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
@@ -207,6 +263,8 @@ def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
     for name in names:
         if has_no_effect:
             doubts.add(name, f"is declared `local` outside of a function (line {line})")
+        if "i" in options:
+            doubts.calculated.add(name)
         if _CONVERTING & set(options):
             doubts.add(name, f"is declared with {options} (line {line})")
         if node.children[0].type == "readonly" or "r" in options:
@@ -225,11 +283,13 @@ def _called(node: Node, doubts: Doubts) -> None:
         return
     program, arguments = words[0], words[1:]
     if program == "let":
-        _calculated(node, doubts)
-    if program in _SETTING or _SETTING_WITH.get(program) in arguments:
-        for name in arguments:
-            if name.isidentifier() or name.startswith("$"):
-                doubts.add(name, f"is set by `{program}` (line {line})")
+        _calculated(text_of(node), line, doubts)
+    if program == "alias":
+        for argument in arguments:
+            doubts.functions[argument.partition("=")[0]] = line
+    for name in _set_by(program, arguments):
+        if name.isidentifier() or name.startswith("$"):
+            doubts.add(name, f"is set by `{program}` (line {line})")
     asks = program == "command" and arguments[:1] in (["-v"], ["-V"])
     changes = (
         (program in _UNFOLLOWED and not asks)
@@ -238,3 +298,17 @@ def _called(node: Node, doubts: Doubts) -> None:
     )
     if changes:
         doubts.add("", f"may be set otherwise by `{' '.join(words)}` (line {line})")
+
+
+def _set_by(program: str, arguments: Sequence[str]) -> list[str]:
+    """Return the words of a command that may name variables that it sets."""
+    names = list(arguments)
+    is_setting = program in _SETTING
+    if program in _SETTING_WITH:
+        for argument in arguments:
+            # `printf -vNAME`, `read -raNAME`
+            match = re.match(rf"-\w*?{_SETTING_WITH[program]}(.*)", argument)
+            if match:
+                names.append(match[1])
+                is_setting = True
+    return names if is_setting else []

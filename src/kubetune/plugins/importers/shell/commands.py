@@ -8,7 +8,7 @@ from typing import Final
 
 from tree_sitter import Node
 
-from kubetune.plugins.importers.shell.beyond import BUILTINS, may_set_anything
+from kubetune.plugins.importers.shell.beyond import BUILTINS, KEEPING, may_set_anything
 from kubetune.plugins.importers.shell.nodes import field_of, joined, line_of, text_of
 from kubetune.plugins.importers.shell.script_folder import UNKNOWN, moved
 from kubetune.plugins.importers.shell.state import (
@@ -19,6 +19,7 @@ from kubetune.plugins.importers.shell.state import (
     Word,
     added,
     doubted,
+    merged,
 )
 from kubetune.plugins.importers.shell.values import Values
 
@@ -70,9 +71,14 @@ class Commands:
         line = line_of(node)
         if program == "exit":
             self.values.state.has_ended = True
-        elif program == "exec":
-            self.keep(line, environment + called[1:])
+        elif program in self.values.doubts.ending and not any(self.conditions):
+            self.script.unread[line] = f"{program}: ends the script"
             self.values.state.has_ended = True
+        elif program == "exec":
+            # `exec >log` and `exec {NAME}>log` redirect, and the script goes on.
+            if any(not text.startswith("{") for text in texts[1:]):
+                self.keep(line, environment + called[1:])
+                self.values.state.has_ended = True
         elif program in ("cd", "pushd"):
             target = next((text for text in texts[1:] if not text.startswith("--")), "~")
             self.values.state.folder = moved(self.values.state.folder, target)
@@ -103,9 +109,11 @@ class Commands:
                 self.assign(setting)
             return [], self.values.words(rest)
         called = self.values.words(rest)
-        # The script does not keep what is set for one program.
+        # The script does not keep what is set for one program, and perhaps what is set for such a builtin.
         before = self.values.state.copy()
         environment = self.values.words(settings)
+        if called and called[0].text in KEEPING:
+            before = merged(before, [before, self.values.state])
         self.values.state = before
         return environment, called
 

@@ -49,6 +49,8 @@ class Script:
     written: dict[str, int] = field(default_factory=dict)
     # By line: what the script does and is not followed.
     unread: dict[int, str] = field(default_factory=dict)
+    # Functions and aliases, with their lines.
+    functions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
