@@ -1,6 +1,6 @@
 """Bounds of the reward process: what code that rewards answers cannot take, reach or leave behind.
 
-It has an empty environment, a temporary folder, no more memory and larger files than are allowed, and, if the
+It has nothing of the run's environment, a temporary folder, no more memory and larger files than are allowed, and, if the
 kernel lets an ordinary process have them:
 
     namespaces      no network, no other processes, host name, queues or shared memory, and no process that outlives it
