@@ -80,8 +80,10 @@ def _prepare(args: argparse.Namespace) -> Answer:
         findings = findings_of(prepared)
 
     def show() -> None:
+        # Labels are learned in place of tokens, and so are answers that are drawn.
+        has_share = prepared.labels is None and config.task != "grpo"
         for split, stats in prepared.stats.items():
-            print(f"{split}: {counts_of(stats, prepared.labels is not None)}")
+            print(f"{split}: {counts_of(stats, has_share=has_share)}")
         for finding in findings:
             print(f"{finding.severity}: {finding.line}")
         print(visible(f"prepared data: {prepared.path}"))

@@ -30,13 +30,13 @@ def show(report: Report, console: Console) -> None:
     from kubetune.data.findings.finding import OF_RUN
     from kubetune.data.inspect.check import histogram
 
-    labelled = report.labels is not None
+    has_share = report.labels is None and not report.draws_answers
     for split, stats in report.stats.items():
-        console.print(Text.assemble((split, "bold"), f": {counts_of(stats, labelled)}"))
+        console.print(Text.assemble((split, "bold"), f": {counts_of(stats, has_share=has_share)}"))
         # A split of one source has nothing to compare.
         if len(stats["sources"]) > 1:
             for source in stats["sources"]:
-                line = f"  {visible(source['path'])}: {counts_of(source, labelled)}"
+                line = f"  {visible(source['path'])}: {counts_of(source, has_share=has_share)}"
                 console.print(line, markup=False)
         if stats["classes"]:
             console.print(f"  labels: {_classes(Counter(stats['classes']))}", markup=False)
@@ -165,12 +165,12 @@ def shortened(sample: Sample, most: int = 400) -> Sample:
     return [*pieces[: MOST_PIECES // 2], gap, *pieces[-MOST_PIECES // 2 :]]
 
 
-def counts_of(stats: dict[str, Any], labelled: bool) -> str:
-    """Return rows, records and tokens of a split or a source; the share that is trained where rows have no labels."""
+def counts_of(stats: dict[str, Any], *, has_share: bool) -> str:
+    """Return rows, records and tokens of a split or a source; `has_share`: with the share of these that is trained."""
     rows = counted(stats["rows"], "row")
     records = counted(stats["records"], "record")
     text = f"{rows} of {records}, {counted(stats['tokens'], 'token')}"
-    if labelled:
+    if not has_share:
         return text
     share = stats["trained_tokens"] / max(1, stats["tokens"])
     return f"{text}, {share:.1%} trained"

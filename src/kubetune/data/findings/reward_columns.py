@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kubetune.config.code_files import depends_on, signature_of
 from kubetune.config.schema import RewardConfig, SourceConfig
+from kubetune.data.columns import in_list
 from kubetune.data.findings.finding import Finding
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.taken import read_taken
@@ -29,10 +30,12 @@ def without_columns(
         if columns:
             waiting[reward.title] = columns
     known: set[str] = set()
+    held: set[str] = set()
     for source in sources:
         if not waiting:
             return
         for record in read_taken(source, seed, Problems(0)):
+            held |= {*record.value, *source.columns}
             names = {*record.value, *source.columns} - NOT_HANDED_OVER
             known |= names
             for title, columns in list(waiting.items()):
@@ -40,11 +43,13 @@ def without_columns(
                     del waiting[title]
             if not waiting:
                 return
+    # What has the name of an argument is given as that, and not as a column.
+    alone = "" if known else " alone"
     for title, columns in waiting.items():
         missing = [name for name in columns if name not in known] or list(columns)
         sentence = (
-            f"rewards: {title} needs `{'`, `'.join(missing)}`, and no record of data.train has such a column; they have "
-            f"`{'`, `'.join(sorted(known))}`"
+            f"rewards: {title} needs {in_list(missing)}, and no record of data.train has such a column; they have "
+            f"{in_list(sorted(known or held))}{alone}"
         )
         advice = "Name the parameter as the column, or give it a default"
         yield Finding("no_columns", "error", "train", sentence, advice=advice)

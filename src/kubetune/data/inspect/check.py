@@ -59,6 +59,11 @@ class Report:
     saved_share: float = 0.0  # share of the tokens of the first rows that shared beginnings save
 
     @property
+    def draws_answers(self) -> bool:
+        """True if answers to the rows are drawn, so that nothing of a row itself is trained."""
+        return not {"right", "none"}.isdisjoint(self.sample_answers)
+
+    @property
     def ok(self) -> bool:
         """True if training could begin."""
         return self.verdict == "ok"
