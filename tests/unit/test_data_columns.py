@@ -751,6 +751,78 @@ def test_columns_that_no_reward_reads_are_named(
     assert "not used" not in check("run.yaml", by_function, capsys=capsys)[1]
 
 
+def test_a_right_answer_with_its_thoughts_is_learned(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        "question": "What is {n}?",
+        "thought_process": THOUGHT + " {n}.",
+        "final_answer": "It is {n}.",
+    }
+    rows = [{key: text.replace("{n}", str(n)) for key, text in row.items()} for n in range(40)]
+    code, output = inited(rows, capsys=capsys)
+    config = load_config(Path("run.yaml"))
+    columns = {
+        "instruction": "question",
+        "output": "final_answer",
+        "reasoning_content": "thought_process",
+    }
+    assert (code, config.task, config.data.train[0].columns) == (0, "causal_lm", columns)
+    assert "not used" not in output
+    # The same columns are advised where the task is not known, and read by all that is there.
+    _, output = check("d.jsonl", capsys=capsys)
+    words = [f"{key}={name}" for key, name in columns.items()]
+    assert f"`--columns {' '.join(words)}`" in output
+    code, output = check("d.jsonl", "--columns", *words, capsys=capsys)
+    assert (code, "not used" in output) == (0, False)
+    # Whoever rewards answers reads where thoughts are learned, and no column that the file has not.
+    assert inited(rows, "--task", "grpo", capsys=capsys)[0] == 0
+    _, output = check("run.yaml", capsys=capsys)
+    assert "`thought_process` (thoughts) is not used" in output
+    assert "`task: causal_lm` learns thoughts" in output
+    assert "`question` as the user's message, `final_answer` as the assistant's" in output
+    assert "`completion`" not in output
+    plain = [
+        {"prompt": r["question"], "cot": r["thought_process"], "completion": "A."} for r in rows
+    ]
+    assert inited(plain, capsys=capsys)[0] == 0
+    assert load_config(Path("run.yaml")).data.train[0].columns["reasoning_content"] == "cot"
+
+
+@pytest.mark.parametrize("name", ["ground_truth", "expected_answer", "reference_answer"])
+def test_all_names_of_right_answers_are_answers_with_thoughts(name: str) -> None:
+    rows = [
+        {"problem": f"What is {n}?", "cot": f"{THOUGHT} {n}", name: f"It is {n}."} for n in range(9)
+    ]
+    lines(rows)
+    assert cli.main(["init", "d.jsonl", "-o", "run.yaml"]) == 0
+    assert load_config(Path("run.yaml")).data.train[0].columns["output"] == name
+
+
+def test_nothing_of_a_prompt_is_called_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("def score(completions, level): return [0.0]")
+    lines([{"question": f"What is {n}?"} for n in range(9)])
+    base = ["--model", MODEL, "task=grpo", "rewards=[{file: mine.py, function: score}]"]
+    _, output = check("d.jsonl", *base, "data.train.columns={prompt: question}", capsys=capsys)
+    assert "% trained" not in output
+    assert "`completion`" not in output
+    lines([{"prompt": f"What is {n}?"} for n in range(9)])
+    output = check("d.jsonl", *base, capsys=capsys)[1]
+    assert "no record of data.train has such a column; they have `prompt` alone" in output
+
+
+def test_a_split_is_no_class_and_markup_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[dict[str, Any]] = []
+    for n in range(40):
+        text = f"Here is the text of number {n}."
+        rows.append(
+            {"text": text, "split": ("train", "test")[n % 2], "raw_html": f"<p>Title</p> {n} words"}
+        )
+    _, output = check(lines(rows), capsys=capsys)
+    assert "`split` (2 values) is not used. A file for each of its values" in output
+    assert "label=split" not in output
+    assert "`raw_html` (a text) is not used" in output
+    assert "completion=raw_html" not in output
+
+
 def test_of_two_right_answers_the_one_that_is_not_compared_with_is_named() -> None:
     row = {"question": "What is 2?", "solution": "It is 2.", "target": "Two.", "id": 3}
     assert read(row, kind="prompt").unused == ("id", "target")

@@ -8,6 +8,10 @@ from typing import Final
 # Names of what somebody asks, and of the answers.
 QUESTIONS: Final = ("question", "query", "instruction", "problem")
 ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
+# Names of the right answer to a prompt, in the order in which they are believed.
+RIGHT_ANSWERS: Final = (
+    "solution", "ground_truth", "target", "answer", "reference_answer", "expected_answer", "final_answer",
+)  # fmt: skip
 # Names of an answer that follows its prompt.
 COMPLETIONS: Final = ("completion", "output", "response", "answer")
 PROMPTS: Final = (*QUESTIONS, "prompt", "input")
@@ -26,14 +30,18 @@ _SUBJECT_NAMES: Final = frozenset((
 _THOUGHTS: Final = frozenset(
     ("reasoning", "thinking", "thought", "cot", "rationale", "scratchpad", "think")
 )
+# Words of names of columns that part records for training and evaluation.
+_SPLITS: Final = frozenset(("split", "subset", "fold", "partition"))
 # Words of names that say where a record is from, when, or how large it is.
 _METADATA: Final = frozenset((
     "id", "uuid", "guid", "index", "idx", "row", "url", "uri", "link", "path", "file", "filename", "source", "origin",
-    "dataset", "split", "subset", "config", "fold", "date", "time", "timestamp", "created", "updated", "year", "version",
+    "dataset", "config", "date", "time", "timestamp", "created", "updated", "year", "version",
     "license", "lang", "language", "locale", "model", "engine", "provider", "token", "length", "len", "count", "num",
-    "seed", "hash", "md5", "sha", "sha256", "user", "author", "annotator", "worker", "batch", "shard", "partition",
-    "repo", "repository", "domain",
+    "seed", "hash", "md5", "sha", "sha256", "user", "author", "annotator", "worker", "batch", "shard", "repo",
+    "repository", "domain", *_SPLITS,
 ))  # fmt: skip
+# Words of names of a text in another form, as it was before somebody cleaned it.
+_FORMS: Final = frozenset(("raw", "html", "xml", "markup", "markdown", "rtf"))
 # Words of names of texts that are written with an answer or about it, and that no question is about.
 _BESIDE_ANSWERS: Final = frozenset((
     *ANSWERS, "reply", "step", "analysis", "explanation", "feedback", "critique", "test", "assert",
@@ -79,6 +87,16 @@ def names_test(name: str) -> bool:
 def names_metadata(name: str) -> bool:
     """True if a column is called like an id, a date, a split, a language or a size."""
     return not _METADATA.isdisjoint(words_of_name(name))
+
+
+def names_split(name: str) -> bool:
+    """True if a column is called like a split of the records: `split`, `cv_fold`."""
+    return not _SPLITS.isdisjoint(words_of_name(name))
+
+
+def names_form(name: str) -> bool:
+    """True if a column is called like another form of the text beside it: `raw_html`, `text_markdown`."""
+    return not _FORMS.isdisjoint(words_of_name(name))
 
 
 def names_bad_answer(name: str) -> bool:

@@ -20,7 +20,9 @@ from kubetune.data.column_names import (
     TALKS,
     names_answer,
     names_bad_answer,
+    names_form,
     names_metadata,
+    names_split,
     names_subject,
     names_test,
     names_thought,
@@ -167,7 +169,12 @@ def _as_answer(name: str, value: RecordValue, columns: Mapping[str, str]) -> dic
     others = (*PROMPTS, *ANSWERS, *TALKS, "chosen", "label", "labels")
     if columns or not isinstance(value.get("text"), str) or key_of(others, value, {}):
         return {}
-    if not isinstance(value[name], str) or not is_prose(value[name]) or names_test(name):
+    if (
+        not isinstance(value[name], str)
+        or not is_prose(value[name])
+        or names_test(name)
+        or names_form(name)
+    ):
         return {}
     return {"prompt": "text", "completion": name}
 
@@ -191,9 +198,12 @@ def _as_system(name: str, value: RecordValue, columns: Mapping[str, str]) -> dic
 
 
 def fitting(value: RecordValue) -> dict[str, str]:
-    """Return the columns of a record that may be its prompt and its completion, by their names and texts; none in doubt."""
+    """Return the columns of a record that may be its prompt, its answer and the thoughts before it; none in doubt."""
     texts = []
+    thoughts = []
     for name, text in value.items():
+        if names_thought(name) and isinstance(text, str) and is_prose(text):
+            thoughts.append(name)
         is_aside = names_metadata(name) or names_bad_answer(name) or names_thought(name)
         if (
             isinstance(text, str)
@@ -219,6 +229,13 @@ def fitting(value: RecordValue) -> dict[str, str]:
     if not prompt or not completion:
         return {}
     columns = {"prompt": prompt, "completion": completion}
+    # A plain prompt has no place for thoughts.
+    if len(thoughts) == 1:
+        columns = {
+            "instruction": prompt,
+            "output": completion,
+            "reasoning_content": thoughts[0],
+        }
     return {key: name for key, name in columns.items() if key != name}
 
 
@@ -631,9 +648,7 @@ def left_out(
         meaning: Meaning = of_column["meaning"]
         use = of_column["use"]
         if is_rewarded and meaning != "subject":
-            what = f"{of_column['values']} values" if meaning in ("class", "group") else "texts"
-            advice = "A function of yours in `rewards` is given all columns: docs/grpo.md"
-            yield LeftOut(name, meaning, what, advice)
+            yield _left_of_prompt(name, meaning, of_column["values"])
         elif meaning == "thought":
             advice = "Write them into the messages, as `reasoning_content` of the assistant's, if they are to be learned"
             if use:
@@ -670,6 +685,18 @@ def left_out(
             yield LeftOut(name, meaning, what, advice, is_decisive)
 
 
+def _left_of_prompt(name: str, meaning: Meaning, values: int) -> LeftOut:
+    """Return what is said of a column beside a prompt whose answers are rewarded. `values`: how many it has."""
+    advice = "A function of yours in `rewards` is given all columns: docs/grpo.md"
+    what = "texts"
+    if meaning in ("class", "group"):
+        what = f"{values} values"
+    elif meaning == "thought":
+        what = "thoughts"
+        advice += "; `task: causal_lm` learns thoughts before an answer"
+    return LeftOut(name, meaning, what, advice)
+
+
 def _use_of_numbers(name: str, of_column: Mapping[str, Any], path: str) -> str:
     """Return what would use numbers beside a text."""
     words = in_words({"text": of_column["text"], "label": name})
@@ -686,6 +713,8 @@ def _use_of_classes(name: str, of_column: Mapping[str, Any], path: str) -> str:
             f"`data.train.{in_yaml({'label': name})}`, `task: preference` and `preference.loss: kto` learn by it which "
             "answers are good, if it says that"
         )
+    if names_split(name):
+        return "A file for each of its values can be given as `data.train` or `data.eval`"
     is_class = of_column["meaning"] == "class" or not of_column["answer"]
     if is_class and of_column["text"]:
         columns = {"text": of_column["text"]}

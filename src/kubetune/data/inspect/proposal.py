@@ -21,6 +21,7 @@ from kubetune.data.column_names import (
     ANSWERS,
     QUESTIONS,
     TALKS,
+    names_thought,
 )
 from kubetune.data.columns import (
     MOST_CLASSES,
@@ -54,7 +55,7 @@ from kubetune.data.reading.examples import (
     parts_of,
 )
 from kubetune.data.reading.formats import detect, read
-from kubetune.data.reading.messages import OF_TEMPLATES
+from kubetune.data.reading.messages import OF_TEMPLATES, REASONING
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
@@ -92,7 +93,7 @@ class ReasonedChoice(NamedTuple):
 
 _TASKS: Final[dict[RecordKind, ReasonedChoice]] = {
     "prompt": ReasonedChoice(
-        "grpo", "prompts without answers to copy: answers are drawn and rewarded"
+        "grpo", "prompts with right answers: answers are drawn, and rewarded if they are right"
     ),
     "pair": ReasonedChoice("preference", "each row has a better and a worse answer"),
     "judged": ReasonedChoice("preference", "each answer has a label that says whether it is good"),
@@ -153,11 +154,14 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
     keys = {key: choice.value for key, choice in columns.items()}
     seen_as = _read_all(records, source, kind, keys)
     examples = seen_as.examples
-    thought = _thought_in(seen_as.unused)
-    if thought and not source.columns and kind == "text" and isinstance(examples[0], Chat):
-        reason = f"`{thought}` is taken as the thoughts before the answer"
-        columns["reasoning_content"] = ReasonedChoice(thought, reason)
-        examples = _read_all(records, source, kind, {**keys, "reasoning_content": thought}).examples
+    use = _use_of_thoughts(seen_as.unused)
+    is_known = isinstance(examples[0], Chat) or _is_plain(examples[0])
+    if use and not source.columns and kind == "text" and is_known:
+        columns = {
+            key: ReasonedChoice(name, f"`{name}` is taken as the {_MEANINGS[key]}")
+            for key, name in use.items()
+        }
+        examples = _read_all(records, source, kind, use).examples
 
     # The first record stands for all of what is no count.
     first = examples[0]
@@ -300,7 +304,10 @@ def _are_labelled(seen: SeenRecords, columns: Mapping[str, str]) -> bool:
 
 
 def _lacks_answer(value: RecordValue) -> bool:
-    """True for a conversation that does not end with an answer, and for a prompt with at most a right answer."""
+    """True for a conversation that does not end with an answer, and for a prompt with at most a right answer.
+
+    A right answer with the thoughts that lead to it is an answer to learn.
+    """
     for key in TALKS:
         turns = value.get(key)
         if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping):
@@ -311,6 +318,8 @@ def _lacks_answer(value: RecordValue) -> bool:
     prompt = value.get("prompt")
     if isinstance(prompt, list):
         return bool(prompt)
+    if any(names_thought(key) and is_prose(item) for key, item in value.items()):
+        return False
     asks = any(is_prose(value.get(key)) for key in (*QUESTIONS, "prompt"))
     return asks and right_answer(value) is not None
 
@@ -485,6 +494,10 @@ _MEANINGS: Final = {
     "label": "class",
     "text": "text",
     "text_pair": "text that it is about",
+    "instruction": "question",
+    "input": "text that it is about",
+    "output": "answer, which is learned",
+    "reasoning_content": "thoughts before the answer",
 }
 
 
@@ -534,12 +547,13 @@ def _read_all(
     return _Readings(examples, named, problems, absent)
 
 
-def _thought_in(unused: Sequence[LeftOut]) -> str:
-    """Return the only column of thoughts that may be read before the answer; empty if there are none, or several."""
+def _use_of_thoughts(unused: Sequence[LeftOut]) -> Mapping[str, str]:
+    """Return all columns by which the only thoughts are read before the answer; none without any, or with several."""
     thoughts = [column for column in unused if column.meaning == "thought"]
-    if len(thoughts) != 1 or thoughts[0].use.keys() != {"reasoning_content"}:
-        return ""
-    return thoughts[0].name
+    # The shape that `settle_format` chooses reads these names by itself.
+    if len(thoughts) != 1 or thoughts[0].name in REASONING:
+        return {}
+    return thoughts[0].use
 
 
 def _in_words(unused: Sequence[LeftOut]) -> list[str]:

@@ -10,6 +10,7 @@ from kubetune.data.column_names import (
     ANSWERS,
     PROMPTS,
     QUESTIONS,
+    RIGHT_ANSWERS,
     names_bad_answer,
     names_metadata,
     names_subject,
@@ -30,7 +31,7 @@ _OTHER_NAMES: Final = {
     ),
     "completion": (
         *ANSWERS, "reply", "assistant", "bot", "target", "summary", "highlights", "tldr", "translation",
-        "final_answer", "a",
+        *RIGHT_ANSWERS, "a",
     ),
     "label": (
         "label", "labels", "gold_label", "gold", "class", "category", "sentiment", "intent", "topic", "rating", "stars",
@@ -39,7 +40,7 @@ _OTHER_NAMES: Final = {
     "text_pair": ("text_pair",),
 }  # fmt: skip
 # Names that answers have in some data, and classes in others.
-_UNSURE_ANSWERS: Final = ("target",)
+_UNSURE_ANSWERS: Final = ("target", "ground_truth")
 
 
 @dataclass

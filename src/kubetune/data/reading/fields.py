@@ -35,7 +35,7 @@ class Fields(Mapping[str, Any]):
     def __init__(
         self, value: RecordValue, columns: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """`columns`: the names that the file has for keys of the record that were renamed."""
+        """`columns`: the file's names for keys of the record that have others; empty for those that it has not."""
         self._value = value
         self.columns = columns
         self._read: set[str] = set()
@@ -82,8 +82,10 @@ class Fields(Mapping[str, Any]):
         self._noted.add(key)
 
     def note_taken(self, key: str, meaning: str) -> None:
-        """Keep what a key was taken as whose name alone does not say it."""
-        self._taken.append(f"`{key}` as {meaning}")
+        """Keep what a key was taken as whose name alone does not say it, by the name that the file has."""
+        column = self.columns.get(key, key)
+        if column:
+            self._taken.append(f"`{column}` as {meaning}")
 
     @property
     def taken(self) -> str:

@@ -39,7 +39,7 @@ from kubetune.data.reading.messages import (
     read_turn,
 )
 from kubetune.data.reading.preferences import read_answers
-from kubetune.data.reading.prompts import with_answer
+from kubetune.data.reading.prompts import Answered, with_answer
 from kubetune.data.reading.refusals import (
     DECIDING,
     is_obeyed,
@@ -90,9 +90,8 @@ def read(
 
     # What must be refused is looked for before the texts are read.
     require_trained(value)
-    of_answers: list[str] = []
-    if kind == "prompt":
-        value, of_answers = with_answer(value)
+    answered = with_answer(value) if kind == "prompt" else Answered(value)
+    value = answered.value
     is_classified = kind == "labelled" or shape == "labelled"
     if kind == "text" and not is_classified and shape != "text":
         require_no_preference(value, columns)
@@ -103,8 +102,8 @@ def read(
         unused = _without_obeyed(sorted({*unused, *replaced}), value)
         return Reading(answers, unused, absent=absent)
 
-    record = Fields(value, columns)
-    for key in (*replaced, *of_answers):
+    record = Fields(value, {**columns, **answered.columns})
+    for key in (*replaced, *answered.others):
         record.note_unused(key)
     if shape == "auto":
         shape = detect(value, kind=kind)

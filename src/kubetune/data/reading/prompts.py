@@ -10,18 +10,16 @@ A record becomes one that other shapes read, with an answer: the right one, unde
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from kubetune.data.column_names import COMPLETIONS
+from kubetune.data.column_names import COMPLETIONS, RIGHT_ANSWERS
 from kubetune.data.columns import RecordValue
 from kubetune.data.reading.fields import parsed
 
 # Stands for the answer of a record that has none; a text of one character that nobody writes.
 NO_ANSWER: Final = "\N{WORD JOINER}"
 
-_REFERENCES: Final = (
-    "solution", "ground_truth", "target", "answer", "reference_answer", "expected_answer", "final_answer",
-)  # fmt: skip
 # verl's records have the right answer below this column.
 _BELOW: Final = "reward_model"
 _TALKS: Final = ("messages", "conversations")
@@ -33,7 +31,7 @@ def right_answer(value: RecordValue, column: str | None = None) -> str | None:
 
     `column` names where it is. Numbers are written as Python writes them. verl's records have it one level below.
     """
-    return _right_answer(value, _REFERENCES if column is None else (column,))[1]
+    return _right_answer(value, RIGHT_ANSWERS if column is None else (column,))[1]
 
 
 def _right_answer(value: RecordValue, names: Sequence[str]) -> tuple[str, str | None]:
@@ -50,23 +48,33 @@ def _right_answer(value: RecordValue, names: Sequence[str]) -> tuple[str, str | 
     return "", None
 
 
-def with_answer(value: RecordValue) -> tuple[RecordValue, list[str]]:
-    """Return a record that has an answer, as the top of this file shows, and the other answers that it had."""
-    column, answer = _right_answer(value, _REFERENCES)
+class Answered(NamedTuple):
+    """A record that has an answer, as the top of this file shows."""
+
+    value: RecordValue
+    others: Sequence[str] = ()  # columns with other answers, which are left aside
+    # the file's name for each column that is made here; empty where the file has none
+    columns: Mapping[str, str] = MappingProxyType({})
+
+
+def with_answer(value: RecordValue) -> Answered:
+    """Return a record with the right answer as its answer, or with NO_ANSWER."""
+    column, answer = _right_answer(value, RIGHT_ANSWERS)
     for key in _TALKS:
         turns = value.get(key)
         if turns is not None:
             ended = _with_last_turn(key, turns, answer or NO_ANSWER)
             if ended is None:
-                return value, []
-            return {**_without(value, (column,)), key: ended}, []
+                return Answered(value)
+            return Answered({**_without(value, (column,)), key: ended})
     if any(value.get(name) not in (None, "") for name in COMPLETIONS):
-        return value, []
+        return Answered(value)
     # Names of answers that hold nothing would be in the way, and those of the right one would be a second answer.
-    taken = (*COMPLETIONS, *_REFERENCES)
+    taken = (*COMPLETIONS, *RIGHT_ANSWERS)
     others = [name for name in taken if value.get(name) not in (None, "") and name != column]
     rest = _without(value, (*taken, column))
-    return {**rest, "completion": answer or NO_ANSWER}, others
+    made = {**rest, "completion": answer or NO_ANSWER}
+    return Answered(made, others, {"completion": column})
 
 
 def _without(value: RecordValue, names: Sequence[str]) -> RecordValue:
