@@ -31,6 +31,7 @@ from kubetune.plugins.importers.common.training_keys import (
     template_file,
 )
 from kubetune.plugins.importers.engine import (
+    OFF,
     Draft,
     Outcome,
     Row,
@@ -174,6 +175,8 @@ TOOL = Tool(
             # Training.
             Row("batch_size", "training.gradient_accumulation_steps", other=_batch_size),
             Row("early_stopping_patience", "training.early_stopping_patience", {0: NO_STOP}),
+            # Where one is true, it says the kind of learning.
+            Row("reward_model process_reward_model", values={False: OFF}),
             Row("save_total_limit", "training.save_total_limit", {0: unneeded("4 are kept there")}),
             Row("optimizer", "training.optim", OPTIMIZERS, other_optimizer),
             schedule("lr_scheduler"),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import by_reward, by_teacher, preference_tuning
-from kubetune.plugins.importers.engine import OFF, Draft, Table
+from kubetune.plugins.importers.engine import Draft, Table
 from kubetune.plugins.importers.writing import inline
 
 # Our task for each word of the tools.
@@ -71,7 +71,6 @@ def require_known_kind(draft: Draft) -> None:
 
 def learn(draft: Draft) -> tuple[Table, ...]:
     """Take what says which kind of learning it is. Return the tables that count then."""
-    draft.ignore(OFF.text, *(key for key in _NAMING if draft.get(key) is False))
     key, kind = _kind(draft)
     draft.kind = kind
     if not kind:
