@@ -31,7 +31,7 @@ USED = {
     "MBPP": {},
     "HellaSwag": {},
     "MMLU": {"instruction": "question", "input": "choices", "output": "answer"},
-    "BoolQ": {"instruction": "question", "input": "passage", "output": "answer"},
+    "BoolQ": {"text": "question", "text_pair": "passage", "label": "answer"},
     "SQuAD": {"instruction": "question", "input": "context", "output": "answer"},
     "CNN/DailyMail": {"prompt": "article", "completion": "highlights"},
     "GSM8K": {},
