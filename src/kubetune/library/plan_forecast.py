@@ -119,6 +119,9 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
         if errors:
             refused.append(DataError(errors))
         data = measure_data(config, environ, load_tokenizer)
+        # Of many rows only the first were looked at, and no plan can be made from none.
+        if findings is None and data.lengths is not None and data.lengths.refusal:
+            raise DataError(data.lengths.refusal)
     except (ConfigError, DataError, ModelError) as error:
         # Without these there is no plan, so all problems are said at once.
         if not any(isinstance(known, DataError) for known in refused):

@@ -20,6 +20,7 @@ class Lengths:
     rows_per_record: float = 1.0  # more than one where long texts are split
     bad: tuple[str, ...] = ()  # the first bad records: file, line, and what is wrong
     lost_share: float = 0.0  # of the records: no row is made of them
+    refusal: str = ""  # what is wrong where not one row is left of them
 
     def rows(self, records: int | None) -> int | None:
         """Return how many rows so many records become, before any are left out; None if they are not known."""

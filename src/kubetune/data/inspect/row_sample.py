@@ -23,7 +23,7 @@ from kubetune.data.text.encode import SEEING
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import processor_of
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, DataError
 from kubetune.plan.base_model import embeddings_of
 
 # Records that are encoded; with images fewer, since each has to be opened.
@@ -48,8 +48,8 @@ def sample_rows(
 ) -> Lengths | None:
     """Return the token counts of the first rows of sources, None where they have no records.
 
-    Raise DataError where no record is good, all are left out, or one is of a kind that no such run takes; ConfigError
-    for tokens that the model does not know.
+    Raise DataError where no record is good, or one is of a kind that no such run takes; ConfigError for tokens that
+    the model does not know.
     """
     problems = Problems()
 
@@ -68,11 +68,15 @@ def sample_rows(
         for row in result.chunk.sequences():
             rows.append([ids for ids, _ in row])
         tally.add(result.tally)
-    # No plan can be made from no rows, whatever the others are.
-    if not tally.rows:
-        require_rows(data, "train", summarise(sources[:1], [tally]), are_first=True)
     _require_embeddings(spec.model, environ, tokenizer, rows)
-    return _lengths(spec, training, data, rows, tally, problems)
+    lengths = _lengths(spec, training, data, rows, tally, problems)
+    if tally.rows:
+        return lengths
+    try:
+        require_rows(data, "train", summarise(sources[:1], [tally]), are_first=True)
+    except DataError as error:
+        return replace(lengths, refusal=str(error))
+    return lengths
 
 
 def _lenient(spec: DataSpec, tokenizer: Tokenizer) -> DataConfig:
