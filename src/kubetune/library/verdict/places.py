@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from kubetune.base.files import user_cache
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -86,6 +84,12 @@ def _require_writable(key: str, folder: Path) -> None:
 
 def _file_system(place: Path) -> str:
     """Return the kind of file system that a place is on, such as ext4; empty where the system does not tell."""
-    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    # Device, folder, kind, and what does not matter here.
+    fields = [line.split(" ") for line in lines]
+    mounts = {Path(field[1]): field[2] for field in fields}
     real = Path(os.path.realpath(place))
     return next((mounts[folder] for folder in (real, *real.parents) if folder in mounts), "")
