@@ -11,6 +11,7 @@ import yaml
 
 from kubetune import cli
 from kubetune.config.load import load_config
+from kubetune.config.resolved import read_config
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_security import beyond_restricted
 from kubetune.plugins.serving.manifests import ServedAdapter, Serving, command
@@ -220,7 +221,14 @@ def test_stacked_experts_are_told_to_vllm_or_refused(
     run_dir = write_run(tmp_path / "run")
     export = run_dir / "exports" / "step-000120-adapter"
     (export / "provenance.json").write_text(json.dumps(facts))
-    (export / "adapter_config.json").write_text('{"target_parameters": ["experts.down_proj"]}')
+    lora = read_config(run_dir).lora
+    assert lora is not None
+    settings = {
+        "r": lora.r,
+        "lora_alpha": lora.lora_alpha,
+        "target_parameters": ["experts.down_proj"],
+    }
+    (export / "adapter_config.json").write_text(json.dumps(settings))
     assert cli.main(["serve", "--render", str(run_dir)]) == (2 if message else 0)
     printed = capsys.readouterr()
     assert message in printed.err

@@ -35,7 +35,10 @@ def require_as_trained(folder: Path, lora: LoraConfig) -> None:
     # Whoever loads the adapter says that it is missing.
     if not path.is_file():
         return
-    saved = read_object(path)
+    try:
+        saved = read_object(path)
+    except errors.KubetuneError:
+        return  # the checksums of the checkpoint say that it is damaged
     trained: dict[str, Any] = {
         "r": lora.r,
         "lora_alpha": lora.lora_alpha,
