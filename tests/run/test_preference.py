@@ -212,7 +212,7 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     )
     charts = {chart.title: chart for chart in charts_of([read_run(alone)])}
     names = [line.label for line in charts["Rewards"].lines]
-    assert names == [f"{kind}{name}" for name in REWARDS for kind in ("", "evaluation ")]
+    assert names == [f"{kind}{name}" for name in REWARDS for kind in ("", "held-out ")]
     assert {"Accuracy", "Margin", "Log-probabilities of answers"} <= charts.keys()
     assert ("KL" in charts) is (loss == "kto")
     assert charts["Loss"].axis == ("loss an answer" if loss == "kto" else "loss a pair")

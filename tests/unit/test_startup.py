@@ -105,14 +105,14 @@ def folder(tmp_path: Path) -> Path:
     [
         (["--help"], "write a commented run file", set(), 13),
         (["init"], "learning_rate", set(), 20),
-        (["plan", "--help"], "--lora-r", CONFIG, 142),
+        (["plan", "--help"], "--lora-r", CONFIG, 143),
         (
             ["plan", "run.yaml", "training.global_batch_size=32"],
             "effective batch   32",
             CONFIG,
-            182,
+            183,
         ),
-        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 182),
+        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 183),
         (["render", str(CLUSTER_RUN), "--kind=jobset"], "kind: JobSet", CONFIG, 140),
     ],
     ids=["help", "init", "plan-help", "plan", "plan-json", "render"],
