@@ -132,7 +132,7 @@ def test_a_plan_with_a_tokenizer_reads_it_once_and_takes_no_more_than_its_librar
     done = run_verb(folder, "plan", "run.yaml", f"model={model}", "kubernetes=null")
     assert "a row (from 200 rows)" in done.stdout
     # The data are small, so all rows are looked at; numpy draws those that are held out.
-    require_light(done, CONFIG | TOKENIZER | {"numpy"}, 200, tokenizers=1)
+    require_light(done, CONFIG | TOKENIZER | {"numpy"}, 201, tokenizers=1)
 
 
 def test_mistakes_are_explained_with_exit_code_2(
