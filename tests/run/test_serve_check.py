@@ -517,7 +517,7 @@ def test_a_server_that_breaks_at_any_call_ends_the_check(
 ) -> None:
     server = changed(broken={path: answer})(run_dir)
     with served(server) as url:
-        assert main(["serve", "--check", url, str(run_dir), "--timeout", "60"]) == 3
+        assert main(["serve", "--check", url, str(run_dir), "--timeout", "6"]) == 3
     said = capsys.readouterr().err
     assert words in said
     assert path in said
