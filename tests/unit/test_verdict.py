@@ -34,8 +34,7 @@ from kubetune.k8s.manifests.mistakes import Mistake
 from kubetune.k8s.manifests.run_spec import plan_without_data
 from kubetune.library.clusters import checked_manifests
 from kubetune.library.plans import plan_here
-from kubetune.library.verdict.run_problems import problems_of
-from kubetune.library.verdict.run_warnings import warnings_of
+from kubetune.library.verdict.run_problems import problems_of, warnings_of
 from kubetune.ui.form import new_run
 from kubetune.ui.site import Site
 from tests.tiny import pretend_weights, train_tokenizer

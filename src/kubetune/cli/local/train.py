@@ -78,7 +78,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         from kubetune.config.load import load_config
         from kubetune.library.plan_text import describe, opening
         from kubetune.library.plans import plan_here
-        from kubetune.library.verdict.run_warnings import warnings_of
+        from kubetune.library.verdict.run_problems import warnings_of
         from kubetune.rundir.exit_status import DONE, read_exit_status
         from kubetune.supervisor.launch import launch_run
 

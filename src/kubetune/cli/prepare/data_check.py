@@ -75,8 +75,12 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
     from kubetune.data.reading.sources import require_hub_data, require_sources
     from kubetune.data.spec import DataSpec
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
-    from kubetune.library.verdict.run_problems import problems_of, require_none, sentences
-    from kubetune.library.verdict.run_warnings import warnings_of
+    from kubetune.library.verdict.run_problems import (
+        problems_of,
+        require_none,
+        sentences,
+        warnings_of,
+    )
     from kubetune.rundir.starts import day_of
 
     config = load_target(args)

@@ -1,4 +1,7 @@
-"""All problems of a run before it starts, as sentences, each once."""
+"""All that stands against a run before it starts: problems that keep it from training, and warnings.
+
+A warning is what this machine lacks now, since a plan may be for another one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from kubetune.base.gpus import visible_gpus
+from kubetune.base.humanize import counted
 from kubetune.config.schema import Config
+from kubetune.config.schema.compute import ComputeConfig
 from kubetune.data.reading.hub import require_base_folder, require_model
 from kubetune.data.reading.sources import require_hub_data
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
@@ -137,3 +142,32 @@ def _require_pods(config: Config) -> None:
     from kubetune.library.clusters import checked_manifests
 
     checked_manifests(config, plan_without_data(config), local_files(config))
+
+
+def warnings_of(config: Config, environ: Mapping[str, str]) -> list[str]:
+    """Return as sentences what a run lacks here now: GPUs, and servers that somebody may start yet."""
+    if config.kubernetes is not None:
+        return []
+    missing = missing_gpus(config.compute, environ)
+    warnings = [missing] if missing else []
+    if config.task in ("grpo", "distill"):
+        from kubetune.library.verdict.servers import unreachable_servers
+
+        warnings += unreachable_servers(config)
+    return warnings
+
+
+def missing_gpus(compute: ComputeConfig, environ: Mapping[str, str]) -> str:
+    """Return what to do about GPUs that a run here wants and this machine has not; empty where it has them."""
+    # Without `gpus_per_node` a run takes those that are here.
+    if not compute.gpus_per_node:
+        return ""
+    wanted = compute.processes or compute.gpus_per_node
+    here = visible_gpus(environ)
+    if wanted <= here:
+        return ""
+    fewer = f"compute.gpus_per_node={here}, or " if here else ""
+    return (
+        f"compute.gpus_per_node: the run wants {counted(wanted, 'GPU')} on this machine, which has {here}, so it "
+        f"starts only on another one; set {fewer}compute.gpus_per_node=0 to train on the CPU"
+    )
