@@ -187,13 +187,13 @@ def require_answers(key: str, path: Path, function: str, *, may_wait: bool) -> N
     definition = _definition(key, path, function)
     if definition is None:
         return
-    own = list(_own_statements(definition))
+    nodes = list(_own_statements(definition))
     problem = ""
-    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in own):
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
         problem = "is a generator (it has `yield`), whose values nobody takes"
     elif isinstance(definition, ast.AsyncFunctionDef) and not may_wait:
         problem = "is `async`, and nobody waits for it"
-    elif not any(isinstance(node, ast.Return) and node.value is not None for node in own):
+    elif not any(isinstance(node, ast.Return) and node.value is not None for node in nodes):
         problem = "has no `return` with a value"
     if problem:
         raise ConfigError(
