@@ -15,7 +15,7 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.data.reading.hub import require_base_folder, require_model
 from kubetune.data.reading.sources import require_hub_data
-from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
+from kubetune.errors import NOTHING_WRITTEN, ConfigError, EnvironmentFault, KubetuneError
 from kubetune.library.verdict.installed import require_extras, require_store, require_token
 from kubetune.library.verdict.judges import (
     require_metrics,
@@ -39,8 +39,6 @@ from kubetune.plan.base_model import require_kind
 from kubetune.plan.devices import require_compiler
 from kubetune.plan.plan import make_plan
 from kubetune.supervisor.place import find_place
-
-_WRITTEN = " Nothing was written."
 
 
 def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> list[KubetuneError]:
@@ -114,7 +112,7 @@ def sentences(problems: Iterable[KubetuneError | str]) -> list[str]:
     for problem in problems:
         texts = getattr(problem, "problems", None) or [str(problem)]
         for text in texts:
-            lines.setdefault(text.removesuffix(_WRITTEN).rstrip("."))
+            lines.setdefault(text.removesuffix(NOTHING_WRITTEN).rstrip(" ."))
     return list(lines)
 
 
