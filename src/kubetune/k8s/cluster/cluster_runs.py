@@ -65,10 +65,10 @@ def sampler_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
 
 def server_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
     """Return the pods of the servers beside the run: TensorBoard, the page, JupyterLab."""
-    found = []
+    pods = []
     for component in server_components(spec):
-        found.extend(cluster.list("Pod", spec.selector(component)))
-    return found
+        pods.extend(cluster.list("Pod", spec.selector(component)))
+    return pods
 
 
 def _numbered_pods(cluster: Cluster, spec: RunSpec, component: str) -> list[Object]:
