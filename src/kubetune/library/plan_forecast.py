@@ -20,14 +20,13 @@ from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.library.verdict.run_problems import (
-    missing_gpus,
     problems_of,
     require_none,
     sentences,
     warnings_of,
 )
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
-from kubetune.plan.devices import device_bytes, gpu_here
+from kubetune.plan.devices import device_bytes, gpu_here, missing_gpus
 from kubetune.plan.forecast import Forecast
 from kubetune.plan.linears import Trainable
 from kubetune.plan.plan import Plan, make_plan

@@ -16,9 +16,10 @@ from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, make
 from kubetune.data.spec import DataSpec
 from kubetune.errors import ConfigError
 from kubetune.library.configs import ConfigLike, config_of
-from kubetune.library.verdict.run_problems import missing_gpus, problems_of, require_none
+from kubetune.library.verdict.run_problems import problems_of, require_none
 from kubetune.plan import plan
 from kubetune.plan.base_model import positions_of, require_kind
+from kubetune.plan.devices import missing_gpus
 from kubetune.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+from collections.abc import Mapping
 
-from kubetune.base.gpus import gpu_use
+from kubetune.base.gpus import gpu_use, visible_gpus
+from kubetune.base.humanize import counted
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.errors import ConfigError
@@ -45,6 +47,22 @@ def gpu_bytes(compute: ComputeConfig) -> int | None:
         if gpu.get("memory_total_mib"):
             sizes.append(int(gpu["memory_total_mib"]) * MIB)
     return min(sizes, default=None)
+
+
+def missing_gpus(compute: ComputeConfig, environ: Mapping[str, str]) -> str:
+    """Return what to do about GPUs that a run here wants and this machine has not; empty where it has them."""
+    # Without `gpus_per_node` a run takes those that are here.
+    if not compute.gpus_per_node:
+        return ""
+    wanted = compute.processes or compute.gpus_per_node
+    here = visible_gpus(environ)
+    if wanted <= here:
+        return ""
+    fewer = f"compute.gpus_per_node={here}, or " if here else ""
+    return (
+        f"compute.gpus_per_node: the run wants {counted(wanted, 'GPU')} on this machine, which has {here}, so it "
+        f"starts only on another one; set {fewer}compute.gpus_per_node=0 to train on the CPU"
+    )
 
 
 def missing_compiler(device: str) -> str | None:

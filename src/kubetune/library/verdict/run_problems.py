@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from kubetune.base.gpus import visible_gpus
-from kubetune.base.humanize import counted
 from kubetune.config.schema import Config
-from kubetune.config.schema.compute import ComputeConfig
 from kubetune.data.reading.hub import require_base_folder, require_model
 from kubetune.data.reading.sources import require_hub_data
 from kubetune.errors import NOTHING_WRITTEN, ConfigError, EnvironmentFault, KubetuneError
@@ -36,7 +34,7 @@ from kubetune.library.verdict.trained_parts import (
     require_training,
 )
 from kubetune.plan.base_model import require_kind
-from kubetune.plan.devices import require_compiler
+from kubetune.plan.devices import missing_gpus, require_compiler
 from kubetune.plan.plan import make_plan
 from kubetune.supervisor.place import find_place
 
@@ -153,19 +151,3 @@ def warnings_of(config: Config, environ: Mapping[str, str]) -> list[str]:
 
         warnings += unreachable_servers(config)
     return warnings
-
-
-def missing_gpus(compute: ComputeConfig, environ: Mapping[str, str]) -> str:
-    """Return what to do about GPUs that a run here wants and this machine has not; empty where it has them."""
-    # Without `gpus_per_node` a run takes those that are here.
-    if not compute.gpus_per_node:
-        return ""
-    wanted = compute.processes or compute.gpus_per_node
-    here = visible_gpus(environ)
-    if wanted <= here:
-        return ""
-    fewer = f"compute.gpus_per_node={here}, or " if here else ""
-    return (
-        f"compute.gpus_per_node: the run wants {counted(wanted, 'GPU')} on this machine, which has {here}, so it "
-        f"starts only on another one; set {fewer}compute.gpus_per_node=0 to train on the CPU"
-    )
