@@ -21,7 +21,8 @@ from kubetune.errors import ConfigError
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
-from kubetune.models.mixtures.routing import summary, watch
+from kubetune.models.mixtures.routing import watch
+from kubetune.models.mixtures.tokens_by_expert import summary
 from kubetune.models.padding_free import choose_attention, unwrap
 from kubetune.models.prefix_sharing import why_not
 from kubetune.reporting import write_report

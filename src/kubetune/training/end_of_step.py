@@ -58,7 +58,8 @@ def finish(run: Run, state: State, run_log: RunLog) -> State:
     is_due = is_best or is_last or is_sound or is_patience_spent(run.training, state)
     if is_due and is_unsaved:
         run_log.sync()
-        run.learner.routing.write_load(run.checkpointer.run_dir, state.step, run.world)
+        if run.world.is_main:
+            run.learner.routing.load.write(run.checkpointer.run_dir, state.step)
         return run.checkpointer.save(state)
 
     return state

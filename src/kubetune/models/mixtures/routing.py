@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts: the load they give each expert, and the loss that keeps it even if they learn.
+"""Routers of a mixture of experts: the choices they make in a step, and the loss that keeps them even if they learn.
 
 The balance loss is transformers' `load_balancing_loss_func` (Switch Transformers, arXiv 2101.03961): E Σₑ Fₑ Pₑ, where
 Fₑ is how often expert e is chosen and Pₑ its mean probability, both over all layers and tokens. Here these are all
@@ -16,24 +16,20 @@ A step of one micro-batch on one rank runs it once: F is known before its backwa
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from kubetune.base import logs
-from kubetune.base.files import write_atomic
 from kubetune.distributed.process_group import World, sum_
 from kubetune.errors import ConfigError
 from kubetune.models.mixtures.stacked_experts import routers_of, stacks_of
-from kubetune.rundir import metrics
+from kubetune.models.mixtures.tokens_by_expert import ExpertLoad
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
@@ -54,11 +50,8 @@ class Routing:
     counts: Tensor | None = None
     coefficients: tuple[float, float] = (0.0, 0.0)  # weights of balance and z-loss
     choices: int = 0  # experts that a token goes to
-    layers: tuple[str, ...] = ()  # names of the stacks of experts
     routers: int = 0  # how many routers are balanced
-    load: Tensor | None = None  # int64 [layers, experts] tokens of all ranks since the start
-    steps: int = 0  # steps since the start
-    dropped: int = 0  # tokens that an expert had no room for
+    load: ExpertLoad = field(default_factory=ExpertLoad)  # of all steps since the start
 
     # For the step under way:
     _logits: list[Tensor] = field(default_factory=list)  # [tokens, experts] of each router
@@ -173,37 +166,13 @@ class Routing:
 
         # Whole numbers again: fp64 holds every one up to 2⁵³.
         counts = torch.tensor(flat_counts, dtype=torch.int64).view(self.counts.shape)
-        if self.load is None:
-            self.load = counts
-        else:
-            self.load = self.load + counts
-
-        self.steps += 1
-
-        values = summary(counts.tolist())
-        self.dropped += int(values["dropped_tokens"])
+        values = self.load.add(counts.tolist())
         balance_weight, z_weight = self.coefficients
         if balance_weight:
             values["router_aux_loss"] = balance
         if z_weight:
             values["router_z_loss"] = z
         return values
-
-    def write_load(
-        self,
-        run_dir: Path,
-        step: int,
-        world: World,
-    ) -> None:
-        """Write how many tokens each expert got in the steps of this start, up to `step`."""
-        if self.load is None or not world.is_main:
-            return
-        content = {
-            "steps": [step - self.steps + 1, step],
-            "dropped_tokens": self.dropped,
-            "layers": dict(zip(self.layers, self.load.tolist(), strict=True)),
-        }
-        write_atomic(run_dir / metrics.EXPERTS, json.dumps(content) + "\n")
 
     def _chosen(self, logits: Tensor) -> Tensor:
         """Return how many tokens chose each expert, int64 `[experts]`."""
@@ -269,8 +238,8 @@ def watch(lm: Any, training: TrainingConfig) -> Routing:
         counts=torch.zeros(len(stacks), len(weight), dtype=torch.int64, device=weight.device),
         coefficients=coefficients,
         choices=getattr(config, "num_experts_per_tok", 0) or 0,
-        layers=tuple(stacks),
         routers=len(balanced_routers),
+        load=ExpertLoad(tuple(stacks)),
     )
 
     # The choices of every stack are counted; the logits of routers are kept only if a loss needs them.
@@ -349,34 +318,3 @@ def _refusal(
     if routers and is_known:
         advice = ", or name the router in lora.target_parameters ([mlp.gate.weight])"
     return f"training.{name}: found {value:g}, but {reason}; leave it out{advice}"
-
-
-def summary(counts: list[list[int]]) -> dict[str, float]:
-    """Return the load of experts `[layers][experts]` in a few numbers.
-
-        expert_load_max    of the fullest expert, as a multiple of the mean, in the worst layer
-        expert_load_cv     standard deviation over mean, the layers' mean
-        experts_unused     share of all experts that no token went to
-        dropped_tokens     none: transformers gives experts no capacity that could be exceeded
-
-    Of the layers [4, 4, 4, 4] and [16, 0, 0, 0] they are 4, (0 + √3) / 2, 3 / 8 and 0.
-    """
-    maxima = []  # of each layer
-    spreads = []
-    unused = 0
-    number_of_experts = 0
-    for layer in counts:
-        # 1 if no token went through the layer, as 0 would divide by 0.
-        mean = math.fsum(layer) / len(layer) or 1.0
-        variance = math.fsum((count - mean) ** 2 for count in layer) / len(layer)
-        maxima.append(max(layer) / mean)
-        spreads.append(math.sqrt(variance) / mean)
-        unused += layer.count(0)
-        number_of_experts += len(layer)
-
-    return {
-        "expert_load_max": max(maxima),
-        "expert_load_cv": math.fsum(spreads) / len(spreads),
-        "experts_unused": unused / number_of_experts,
-        "dropped_tokens": 0,
-    }
