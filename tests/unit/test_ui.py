@@ -692,6 +692,50 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
     assert [value.label for value in shown.beside] == ["spread of rewards", "exact match"]
 
 
+def test_a_run_whose_numbers_are_to_be_doubted_is_no_quiet_success(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    rewards = [{"name": "exact_match"}, {"name": "json_valid"}]
+    (run_dir / "resolved.json").write_text(
+        json.dumps({**settings, "task": "grpo", "rewards": rewards})
+    )
+    done = {"code": 0, "reason": "done", "step": 60, "error": None}
+    (run_dir / "exit.json").write_text(json.dumps(done))
+    step = {"step": 60, "epoch": 1.0, "loss": 0.1, "reward": 0.5, "reward/exact_match": 0.5}
+    evaluation = {"step": 60, "epoch": 1.0, "eval_loss": 0.5, "eval_reward": 0.75}
+    lines = [step, {**evaluation, "eval_reward/exact_match": 0.75}]
+    (run_dir / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def finding(id: str, count: int, sentence: str) -> dict[str, Any]:
+        of_split = {"split": "train", "count": count, "sentence": sentence, "id": id}
+        return {"severity": "warning", "line": f"{sentence}. Do this", **of_split}
+
+    source = {"path": "train.jsonl", "records": 500, "rows": 500, "overlong": 0, "truncated": 60,
+              "no_label": 0, "tokens": 9, "trained_tokens": 9, "longest": 9}  # fmt: skip
+    cut = finding("truncated", 60, "60 of 500 records of train truncated at 64 tokens")
+    few = finding("repeats", 2, "2 of 500 rows of train repeat another")
+    split = {"sources": [source], "records": 500}
+    data = {"splits": {"train": split}, "findings": [cut, few]}
+    (run_dir / metrics.DATA).write_text(json.dumps(data))
+
+    failed = (
+        "reward json_valid failed on all held-out prompts, so the held-out reward is without it"
+    )
+    with client_of(tmp_path) as client:
+        client.get("/", params={"token": TOKEN})
+        listed = client.get("/").text
+        page = client.get("/run?dir=a").text
+    assert 'class="state done warned"' in listed
+    for text in (failed, cut["sentence"]):
+        assert text in listed
+        assert text in page
+        # Before the point of the run, not among its data.
+        assert page.index(text) < page.index('class="hero"')
+    assert 'class="state done warned"' in page
+    assert "<title>⚠ long" in page
+    assert few["sentence"] not in listed
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from kubetune.base.humanize import counted
 from kubetune.config.naming import RESOLVED, method_label, model_label
 from kubetune.config.resolved import read_config
 from kubetune.config.schema.tracking import MlflowConfig, TrackingConfig, WandbConfig
-from kubetune.errors import ConfigError, KubetuneError, first_line
+from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError, first_line
 from kubetune.plan.actuals import held_seconds
-from kubetune.rundir import metrics
+from kubetune.rundir import metrics, shapes
+from kubetune.rundir.cautions import cautions
 from kubetune.rundir.heartbeat import read_beats
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.outcome import before_training, evaluation_of_best
@@ -67,6 +69,7 @@ _UNKNOWN_IF_DAMAGED = (
     "seconds_left",
     "hours",
     "price",
+    "cautions",
 )
 
 
@@ -120,7 +123,26 @@ def facts(run_dir: Path) -> dict[str, Any]:
         **cost,
         "state": state,
         "why": why,
+        "cautions": cautions(
+            _object(run_dir, metrics.REPORT),
+            _object(run_dir, metrics.DATA),
+            [reward.title for reward in config.rewards],
+            _last_step(run_dir) if config.rewards else {},
+            evaluation or {},
+        ),
     }
+
+
+def _last_step(run_dir: Path) -> dict[str, Any]:
+    """Return the line of the last step, empty before the first one."""
+    return metrics.newest_with(run_dir / metrics.METRICS, ["loss"])["loss"] or {}
+
+
+def _object(run_dir: Path, name: str) -> dict[str, Any]:
+    """Return what a JSON file of a run holds; nothing of a missing or damaged one, of which the run's own page says so."""
+    with suppress(FileNotFoundError, EnvironmentFault):
+        return shapes.read(run_dir / name)
+    return {}
 
 
 def _tags(tracking: TrackingConfig) -> list[str]:

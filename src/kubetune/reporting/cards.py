@@ -8,6 +8,7 @@ from kubetune.base.humanize import duration, number, share, short, size
 from kubetune.reporting.point import measure, point
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir import exit_status, metrics
+from kubetune.rundir.cautions import cautions
 from kubetune.rundir.status import launched_at, ranks, state_of
 
 
@@ -57,6 +58,13 @@ def damage(run: RunRecord) -> list[str]:
             f"{metrics.METRICS} lacks {lost:,} of {last:,} steps, and so do the curves"
         )
     return sentences
+
+
+def cautions_of(run: RunRecord) -> list[str]:
+    """Return a sentence for each reason to doubt the numbers of the run, as lists of runs have them too."""
+    rewards = [reward.title for reward in run.config.rewards]
+    last_step = run.numbers.totals.last
+    return cautions(run.report, run.data, rewards, last_step, run.of_best or {})
 
 
 def cards(run: RunRecord) -> list[Card]:

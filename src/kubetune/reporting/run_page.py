@@ -63,6 +63,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "state": state,
         "reason": reason,
         "damage": cards.damage(run),
+        "cautions": cards.cautions_of(run),
         "hero": point,
         "facts_line": facts,
         "more_cards": cards.cards(run),

@@ -26,7 +26,7 @@ from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
 # What a tab says of a run's state before its name.
-SIGNS = {"done": "✓", "failed": "✕", "running": "▶", "starting": "▶"}
+SIGNS = {"done": "✓", "warned": "⚠", "failed": "✕", "running": "▶", "starting": "▶"}
 MOST_BESIDE = 4  # charts beside the table of runs
 
 
@@ -200,7 +200,9 @@ def one_run(request: Request) -> Response:
     facts["asking"] = ASKING.get(task, talking)
     verb = "watch" if is_live else "report"
     words = shlex.join(["kubetune", verb, str(run_dir)])
-    sign = SIGNS.get(facts["state"], "")
+    if facts["cautions"] and facts["state"] == "done":
+        facts["state_of_page"] = "warned"
+    sign = SIGNS.get(facts["state_of_page"], "")
     facts["title"] = f"{sign} {facts['title']}".strip()
     return page(request, f"live_{template}", words, facts)
 

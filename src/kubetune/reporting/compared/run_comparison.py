@@ -252,6 +252,7 @@ def _run(
         "colour": index % COLOURS,
         "point": shown,
         "sure": sureness(run, shown) if shown else "",
+        "cautions": cards.cautions_of(run),
         "told": [(_in_short(key), values[index]) for key, values in differing],
     }
 

@@ -44,7 +44,8 @@ STATE_ICONS = {
     "circle-pause": ("pruned", "stopped-early"),
     "clock": ("waiting",),
     "circle-x": ("failed",),
-    "triangle-alert": ("damaged",),
+    # The last one wins: a run that is done is marked where its numbers are to be doubted.
+    "triangle-alert": ("damaged", "warned"),
 }
 
 
@@ -93,6 +94,7 @@ _SIGNS = {
     "starting": "0090ff",
     "failed": "e5484d",
     "damaged": "e5484d",
+    "warned": "ffc53d",
 }
 
 

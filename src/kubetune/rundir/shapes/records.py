@@ -61,6 +61,10 @@ class _Split(TypedDict, total=False):
 class _Finding(TypedDict, total=False):
     severity: Required[str]
     line: Required[str]
+    id: str
+    split: str | None
+    sentence: str
+    count: Count
 
 
 @with_config(_STRICT)
