@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis.strategies import none
 
 import tests.offline.sitecustomize  # noqa: F401 - importing it is what guards this process
 from kubetune.base import reminders
@@ -137,6 +138,11 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     workers.fork(config, specs)
 
 
+@given(none())
+def _draw(value: None) -> None:
+    """Let hypothesis make its generator of numbers. It warns of one that is made after `gc.freeze` has hidden its owner."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _process_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what tests cache out of the user's ~/.cache, and away from other test processes; let ranks begin here."""
@@ -144,6 +150,7 @@ def _process_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     if ranks := sys.modules.get("tests.ranks"):
         importlib.import_module("tests.warm")
+    _draw()
     gc.freeze()
     gc.set_threshold(10_000)  # seldom, as looking for garbage takes time that tests show nothing in
     gc.enable()
