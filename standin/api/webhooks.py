@@ -1,4 +1,4 @@
-"""Admission webhooks of operators, which look up what an object refers to: the Trainer's, Kueue's.
+"""Admission webhooks of operators, which look at other objects too: the Trainer's, Kueue's.
 
 Copied in what they refuse and in their words, not in all that they check.
 """
@@ -24,10 +24,16 @@ class Webhooks:
         self._store = store
         self._asked: Counter[str] = Counter()  # how often Kueue was asked about a runtime, by uid
 
-    def admit(self, obj: Object) -> None:
-        """Raise ApiError 403 for a new object that refers to one that is not there, or not known yet."""
-        if obj["kind"] != "TrainJob":
-            return
+    def admit(self, obj: Object, old: Object | None) -> None:
+        """Raise ApiError for an object that is refused; `old` is what it would replace."""
+        match obj["kind"]:
+            case "TrainJob" if old is None:
+                self._admit_train_job(obj)
+            case "StatefulSet" if old is not None:
+                _admit_stateful_set(obj, old)
+
+    def _admit_train_job(self, obj: Object) -> None:
+        """Raise ApiError 403 for a TrainJob whose runtime is not there, or not known yet."""
         reference = obj["spec"]["runtimeRef"]
         kind = reference.get("kind", "ClusterTrainingRuntime")
         name = reference["name"]
@@ -48,6 +54,13 @@ class Webhooks:
             return False
         self._asked[uid_of(runtime)] += 1
         return self._asked[uid_of(runtime)] > _REFUSALS_OF_NEW
+
+
+def _admit_stateful_set(obj: Object, old: Object) -> None:
+    """Raise ApiError 403 for a StatefulSet in a queue that comes back before its pods have gone."""
+    is_back = not old["spec"].get("replicas", 1) and obj["spec"].get("replicas", 1)
+    if _QUEUE in labels_of(obj) and is_back and old.get("status", {}).get("replicas"):
+        _deny("vstatefulset.kb.io", "spec.replicas: Forbidden: scaling down is still in progress")
 
 
 def _deny(webhook: str, text: str) -> None:

@@ -171,11 +171,11 @@ class Writer:
         # Who may not create may still change what exists.
         if old is None:
             self._faults.check_creation(obj)
-            self._webhooks.admit(obj)
             if resource.kind == "RoleBinding":
                 access.check_grant(self._store, access.token_of(request), obj)
             if resource.kind == "Pod":
                 admit_pod(self._store, obj)
+        self._webhooks.admit(obj, old)
         if resource.kind in _WITH_TEMPLATES and restricted(self._store, target.namespace):
             # such an object is stored all the same; only its pods will be refused
             violations = pod_security_violations(obj["spec"]["template"]["spec"])

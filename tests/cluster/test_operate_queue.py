@@ -57,6 +57,17 @@ def test_a_queued_run_is_stopped_stays_so_and_goes_on(desk: Desk) -> None:
     assert "is not stopped" in desk.quick("resume", "fit", code=2).stderr
 
 
+def test_a_stateful_set_is_resumed_though_kueue_still_takes_it_away(desk: Desk) -> None:
+    """Its webhook refuses that while pods of the time before are there."""
+    queue(desk)
+    slow_end = SCRIPT.replace("exit 143", "sleep 1; exit 143")
+    desk.submit_script(slow_end, kubernetes__kind="statefulset", kubernetes__queue="gpu", compute__nodes=1)  # fmt: skip
+    desk.cluster.wait("StatefulSet", "fit", lambda obj: obj["status"].get("readyReplicas") == 1)
+    desk.quick("stop", "fit", "--no-wait")
+    desk.quick("resume", "fit")
+    desk.cluster.wait("StatefulSet", "fit", lambda obj: obj["status"].get("readyReplicas") == 1)
+
+
 def test_a_run_that_another_cluster_has_says_where_to_look(desk: Desk) -> None:
     """MultiKueue marks it so when it is made, and no controller of this cluster makes pods of it."""
     patch = {

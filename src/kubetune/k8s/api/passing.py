@@ -84,6 +84,12 @@ PASSING = (
         is_built_in=False,
         believed="once the server is ready",
     ),
+    PassingRefusal(
+        (403,),
+        "Kueue still takes away what ran before the stop",
+        PATIENCE_SECONDS,
+        words="scaling down is still in progress|workload from previous scale-down is still being deleted",
+    ),
     PassingRefusal((429,), "the API server has too much to do", PATIENCE_SECONDS),
     PassingRefusal(
         (504,),
