@@ -1,4 +1,4 @@
-"""Admission webhooks of operators, which look at other objects too: the Trainer's, Kueue's.
+"""Admission webhooks of operators, which look at other objects too: the Trainer's, JobSet's, Kueue's.
 
 Copied in what they refuse and in their words, not in all that they check.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from standin.state.errors import forbidden
-from standin.state.objects import Object, labels_of, namespace_of, uid_of
+from standin.state.errors import ApiError, Cause, forbidden, invalid
+from standin.state.objects import Object, labels_of, name_of, namespace_of, uid_of
+from standin.state.resources import resource_of
 from standin.state.store import Store
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -29,6 +30,8 @@ class Webhooks:
         match obj["kind"]:
             case "TrainJob" if old is None:
                 self._admit_train_job(obj)
+            case "JobSet" if old is None:
+                self._admit_jobset(obj)
             case "StatefulSet" if old is not None:
                 _admit_stateful_set(obj, old)
 
@@ -49,11 +52,40 @@ class Webhooks:
             )
             _deny("validator.trainjob.trainer.kubeflow.org", text)
 
+    def _admit_jobset(self, obj: Object) -> None:
+        """Raise ApiError 422 for a JobSet that would make a claim whose name is taken, be it by one that goes."""
+        causes = []
+        for i, policy in enumerate(obj["spec"].get("volumeClaimPolicies", [])):
+            path = f"spec.volumeClaimPolicies[{i}]"
+            retention = (policy.get("retentionPolicy") or {}).get("whenDeleted", "Delete")
+            for j, template in enumerate(policy["templates"]):
+                name = jobset_claim(obj, template)
+                claim = self._store.get("PersistentVolumeClaim", namespace_of(obj), name)
+                if claim is None:
+                    continue
+                if claim["spec"] != template["spec"]:
+                    text = (
+                        f"spec does not match existing PVC {name} in namespace {namespace_of(obj)}"
+                    )
+                    causes.append(Cause(f"{path}.template[{j}].spec", text))
+                if retention != "Retain":
+                    text = f'"{retention}": retentionPolicy must be retain when PVC exists'
+                    causes.append(Cause(f"{path}.retentionPolicy.whenDeleted", text))
+        if causes:
+            refusal = invalid(resource_of(obj), name_of(obj), causes)
+            text = f'admission webhook "vjobset.kb.io" denied the request: {refusal.message}'
+            raise ApiError(refusal.code, refusal.reason, text, refusal.details)
+
     def _is_known_to_kueue(self, runtime: Object | None) -> bool:
         if runtime is None:
             return False
         self._asked[uid_of(runtime)] += 1
         return self._asked[uid_of(runtime)] > _REFUSALS_OF_NEW
+
+
+def jobset_claim(jobset: Object, template: Object) -> str:
+    """Return the name of a claim that a JobSet makes of a template."""
+    return f"{name_of(template)}-{name_of(jobset)}"
 
 
 def _admit_stateful_set(obj: Object, old: Object) -> None:

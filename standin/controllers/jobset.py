@@ -6,6 +6,7 @@ import copy
 import hashlib
 import re
 
+from standin.api.webhooks import jobset_claim
 from standin.controllers.context import Context
 from standin.state.objects import (
     Object,
@@ -37,6 +38,7 @@ def _reconcile_jobset(context: Context, jobset: Object) -> None:
     status.setdefault("restartsCountTowardsMax", 0)
     _create_service(context, jobset)
     if not _ended(jobset):
+        _create_claims(context, jobset)
         _bring_forward(context, jobset)
         _report_suspension(jobset)
     _report_jobs(jobset, context.owned(jobset, "Job"))
@@ -87,6 +89,40 @@ def _create_service(context: Context, jobset: Object) -> None:
         "publishNotReadyAddresses": network.get("publishNotReadyAddresses", True),
     }
     context.create(jobset, "Service", {"name": name}, spec)
+
+
+def _templates_of_claims(jobset: Object) -> list[tuple[Object, bool]]:
+    """Return the templates of claims, and whether those go with the JobSet."""
+    templates = []
+    for policy in jobset["spec"].get("volumeClaimPolicies", []):
+        retention = (policy.get("retentionPolicy") or {}).get("whenDeleted", "Delete")
+        for template in policy["templates"]:
+            templates.append((template, retention == "Delete"))
+    return templates
+
+
+def _create_claims(context: Context, jobset: Object) -> None:
+    """Create the claims that are missing."""
+    for template, goes in _templates_of_claims(jobset):
+        name = jobset_claim(jobset, template)
+        if context.store.get("PersistentVolumeClaim", namespace_of(jobset), name):
+            continue
+        labels = {**labels_of(template), _PREFIX + "jobset-name": name_of(jobset)}
+        metadata: Object = {"name": name, "labels": labels}
+        if not goes:
+            metadata["ownerReferences"] = []
+        context.create(jobset, "PersistentVolumeClaim", metadata, template["spec"])
+
+
+def _add_volumes(jobset: Object, pod: Object) -> None:
+    """Give pods a volume of each claim that one of their containers mounts."""
+    containers = [*pod.get("initContainers", []), *pod["containers"]]
+    mounted = {mount["name"] for one in containers for mount in one.get("volumeMounts", [])}
+    for template, _ in _templates_of_claims(jobset):
+        if name_of(template) in mounted:
+            source = {"claimName": jobset_claim(jobset, template)}
+            volume = {"name": name_of(template), "persistentVolumeClaim": source}
+            pod.setdefault("volumes", []).append(volume)
 
 
 def _create_jobs(context: Context, jobset: Object, current: list[Object]) -> None:
@@ -158,6 +194,7 @@ def _create_job(context: Context, jobset: Object, replicated: Object, index: int
     spec["suspend"] = jobset["spec"].get("suspend", False)
     spec["template"]["spec"].setdefault("restartPolicy", "OnFailure")
     spec["template"]["spec"]["subdomain"] = _subdomain(jobset)
+    _add_volumes(jobset, spec["template"]["spec"])
     # Both the Job and its pods get these, as labels and as annotations.
     pod_metadata = spec["template"].setdefault("metadata", {})
     job_metadata: Object = {"name": name}

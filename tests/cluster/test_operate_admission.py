@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from kubetune.k8s.cluster import admission
 from kubetune.k8s.manifests.run_spec import Manifest
-from tests.cluster.operation import Desk
-from tests.cluster.test_operate_queue import queue
+from tests.cluster.manifests import pod
+from tests.cluster.operation import Desk, slow
+from tests.cluster.test_operate_queue import SCRIPT, queue
+from tests.ranks import wait_until
 
 RUN = "app.kubernetes.io/instance=fit"
 MADE = ("ConfigMap", "PersistentVolumeClaim", "ServiceAccount", "NetworkPolicy", "TrainingRuntime", "TrainJob")  # fmt: skip
@@ -75,6 +78,33 @@ def test_a_quota_that_is_used_up_meanwhile_leaves_nothing(desk: Desk) -> None:
         desk.cluster.wait_gone("PersistentVolumeClaim", claim)
     assert made(desk) == []
     assert desk.cluster.find("Secret", RUN) == []
+
+
+@pytest.mark.parametrize("before", ["replaced", slow("deleted")])
+def test_a_jobset_that_makes_its_cache_is_made_anew(desk: Desk, before: str) -> None:
+    """Its webhook refuses a claim that is there, also that of the JobSet before, which goes with the last pod."""
+    cache = {"size": "1Gi", "access": "ReadWriteMany"}
+    keys = {
+        "kubernetes__kind": "jobset", "compute__nodes": 1, "kubernetes__jobset": {"cache_with_run": True},
+        "kubernetes__storage": {"cache": cache, "outputs": {"size": "1Gi"}},
+    }  # fmt: skip
+    desk.submit_script(f"touch /cache/here; {SCRIPT}", **keys)
+    wait_until((desk.cluster.claim_folder("cache-fit") / "here").exists)
+    claim = desk.cluster.get("PersistentVolumeClaim", "cache-fit")
+    volumes = [{"name": "cache", "persistentVolumeClaim": {"claimName": "cache-fit"}}]
+    desk.cluster.apply(pod("holder", "sleep 600", volumes=volumes, terminationGracePeriodSeconds=0))
+
+    if before == "deleted":
+        desk.quick("delete", "fit", "--yes")
+    timer = threading.Timer(2.0, desk.cluster.delete, ("Pod", "holder"))
+    timer.start()
+    desk.submit_script("test ! -e /cache/here", compute__memory="2Gi", **keys)
+    timer.join()
+    desk.cluster.wait_condition("JobSet", "fit", "Completed")
+    assert (
+        desk.cluster.get("PersistentVolumeClaim", "cache-fit")["metadata"]["uid"]
+        != claim["metadata"]["uid"]
+    )
 
 
 def test_ctrl_c_leaves_nothing(desk: Desk) -> None:

@@ -63,8 +63,8 @@ class JobSetConfig(Section):
     )
     cache_with_run: bool = Field(
         False,
-        description="With `storage.cache.access: ReadWriteMany`: the JobSet makes the claim of the cache, and deletes it at "
-        "its own end (`volumeClaimPolicies`).",
+        description="With `storage.cache.access: ReadWriteMany`: the JobSet makes the claim of the cache, which is "
+        "deleted with it (`volumeClaimPolicies`).",
     )
 
 

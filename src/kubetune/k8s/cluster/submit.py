@@ -25,6 +25,7 @@ from kubetune.k8s.cluster.submission import JOB, Outcome, Submission, compare
 from kubetune.k8s.manifests.extra_objects import token_secret, token_servers
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.k8s.manifests.kinds.kind import State
+from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.run_spec import (
     Manifest,
     RunSpec,
@@ -74,6 +75,8 @@ def submit(
     submission = compare(cluster, config, files, change)
     spec = submission.spec
     admission = Admission(cluster, submission.objects)
+    if submission.workload is None:
+        _wait_for_claims(cluster, spec)
     _check(cluster, spec, admission, _to_check(submission))
     if dry_run:
         return JobRef(
@@ -215,6 +218,7 @@ def _replace(cluster: Cluster, submission: Submission, confirm: Confirm) -> None
     wait_gone(cluster, spec, kind)
     for name in submission.old_beside:
         wait_gone(cluster, spec, JOB, name, components=())
+    _wait_for_claims(cluster, spec)
 
 
 def _remove_job(cluster: Cluster, spec: RunSpec) -> None:
@@ -232,14 +236,21 @@ def _apply(cluster: Cluster, admission: Admission, obj: Manifest) -> None:
         if pod is not None and pods.has_ended(pod):
             cluster.delete("Pod", name, grace_seconds=0)
     if obj["kind"] == VOLUMES:
-        _wait_until_new(cluster, name)
+        # What is applied to a claim that is being deleted would go with it.
+        _wait_while(cluster, name, _is_being_deleted)
     admission.apply(obj)
 
 
-def _wait_until_new(cluster: Cluster, claim: str) -> None:
-    """Wait while a claim of that name is being deleted, since what is applied to it would go with it."""
+def _wait_for_claims(cluster: Cluster, spec: RunSpec) -> None:
+    """Wait for the claims of a workload that is gone: another one of its name is refused while they are there."""
+    for claim in kind_of(spec.kubernetes.kind).claims(spec):
+        _wait_while(cluster, claim, _goes_with_its_owner)
+
+
+def _wait_while(cluster: Cluster, claim: str, test: Callable[[Object | None], bool]) -> None:
+    """Wait while a test is true of a claim. Raise EnvironmentFault where it stays true."""
     deadline = time.monotonic() + _GOING_SECONDS
-    while _is_being_deleted(cluster.get(VOLUMES, claim)):
+    while test(cluster.get(VOLUMES, claim)):
         if time.monotonic() > deadline:
             raise EnvironmentFault(
                 f"claim {claim} is to be deleted, and pods that use it are still there: kubectl describe pvc {claim} "
@@ -254,6 +265,13 @@ def _wait_until_new(cluster: Cluster, claim: str) -> None:
 def _is_being_deleted(obj: Object | None) -> bool:
     """True if an object exists and will go as soon as nothing needs it."""
     return obj is not None and "deletionTimestamp" in obj["metadata"]
+
+
+def _goes_with_its_owner(claim: Object | None) -> bool:
+    """True if a claim exists and goes, or will some moments after its owner, which is gone."""
+    return claim is not None and (
+        _is_being_deleted(claim) or bool(claim["metadata"].get("ownerReferences"))
+    )
 
 
 def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:

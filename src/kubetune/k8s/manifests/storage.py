@@ -54,6 +54,11 @@ def cache_is_jobsets(spec: RunSpec) -> bool:
     return k.jobset.cache_with_run and is_shared
 
 
+def jobsets_cache(spec: RunSpec) -> str:
+    """Return the name of that claim, which the JobSet chooses."""
+    return f"cache-{spec.name}"
+
+
 def shared_cache_spec(spec: RunSpec) -> Manifest:
     """Return the spec of the one cache claim of all pods."""
     return claim_spec(spec.kubernetes.storage.cache, "ReadWriteMany")
@@ -134,9 +139,8 @@ def _cache(spec: RunSpec) -> Manifest:
 
     if cache.size:
         name = f"{spec.name}-cache"
-        # A JobSet names its claims itself.
         if cache_is_jobsets(spec):
-            name = f"cache-{spec.name}"
+            name = jobsets_cache(spec)
         return {"name": "cache", "persistentVolumeClaim": {"claimName": name}}
 
     # Without a size, the volume exists already.

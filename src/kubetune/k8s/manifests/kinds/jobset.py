@@ -23,7 +23,7 @@ from kubetune.k8s.manifests.samplers import (
     sampler_job,
     sampler_template,
 )
-from kubetune.k8s.manifests.storage import cache_is_jobsets, shared_cache_spec
+from kubetune.k8s.manifests.storage import cache_is_jobsets, jobsets_cache, shared_cache_spec
 from kubetune.k8s.manifests.trainer import pod_template
 
 REPLICATED_JOB = "node"
@@ -151,6 +151,10 @@ class JobSet(WorkloadKind):
     def templates(self, obj: Manifest) -> list[PodTemplate]:
         """Return the template of each of its Jobs."""
         return replicated_templates(kind_and_name(obj), obj["spec"])
+
+    def claims(self, spec: RunSpec) -> list[str]:
+        """Return the cache's, where it goes with the JobSet."""
+        return [jobsets_cache(spec)] if cache_is_jobsets(spec) else []
 
     def completions(self, workload: Manifest) -> list[int]:
         """Return the number of indexes of each of its Jobs."""

@@ -114,6 +114,10 @@ class WorkloadKind(ABC):
         """Return the names of Jobs beside the workload, whose pods start, stop and end with its pods."""
         return []
 
+    def claims(self, spec: RunSpec) -> list[str]:
+        """Return the names of claims that the workload makes, and takes with it when it is deleted."""
+        return []
+
     def completions(self, workload: Manifest) -> list[int]:
         """Return the numbers of pods that a workload waits for the end of."""
         return []
