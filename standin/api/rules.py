@@ -5,6 +5,7 @@ A copy of the rules that matter to training workloads, not of everything a real 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ _ENUMS = {
     "podReplacementPolicy": ("Failed", "TerminatingOrFailed"),
     "podManagementPolicy": ("OrderedReady", "Parallel"),
 }
+_BEGIN_WITH_A_LETTER = ("Service", "JobSet", "TrainJob", "PyTorchJob")
 _SHORT_NAMES = ("Service", "Namespace", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
 _RESTART_POLICIES = {
     "Job": ("Never", "OnFailure"),
@@ -37,6 +39,23 @@ _TRAINER_ENV = {
     "PET_MASTER_PORT",
 }
 _GPU = "nvidia.com/gpu"
+_FIXED_IN_JOBSETS = (
+    "failurePolicy",
+    "managedBy",
+    "network",
+    "startupPolicy",
+    "successPolicy",
+    "volumeClaimPolicies",
+)
+_FIXED_IN_TRAIN_JOBS = (
+    "activeDeadlineSeconds",
+    "initializer",
+    "managedBy",
+    "runtimeRef",
+    "trainer",
+)
+# Of pods: what a queue may write.
+_PLACEMENT = ("annotations", "labels", "nodeSelector", "schedulingGates", "tolerations")
 
 
 def broken_rules(obj: Object, old: Object | None) -> Iterator[Cause]:
@@ -60,7 +79,7 @@ def _metadata(obj: Object) -> Iterator[Cause]:
     name = obj["metadata"].get("name", "x")
     limit = 63 if kind in _SHORT_NAMES else 253
     is_name = _NAME.fullmatch(name) is not None and len(name) <= limit
-    if not is_name or (kind == "Service" and name[0].isdigit()):
+    if not is_name or (kind in _BEGIN_WITH_A_LETTER and name[0].isdigit()):
         message = f'"{name}": must be a lowercase RFC 1123 name of at most {limit} characters'
         yield Cause("metadata.name", message)
     for value in labels_of(obj).values():
@@ -189,6 +208,12 @@ def _subjects(binding: Object) -> Iterator[Cause]:
 
 
 def _job_set(spec: Object, old: Object | None) -> Iterator[Cause]:
+    yield from _immutable(spec, old, _FIXED_IN_JOBSETS)
+    if old:
+        is_suspended = spec.get("suspend") or old["spec"].get("suspend")
+        before, now = (_fixed(jobs["replicatedJobs"], is_suspended) for jobs in (old["spec"], spec))
+        if before != now:
+            yield Cause("spec.replicatedJobs", "field is immutable")
     seen: set[str] = set()
     for i, replicated in enumerate(spec.get("replicatedJobs", [])):
         for wanted in replicated.get("dependsOn", []):
@@ -196,6 +221,18 @@ def _job_set(spec: Object, old: Object | None) -> Iterator[Cause]:
                 message = f"replicatedJob: {replicated['name']} cannot depend on replicatedJob: {wanted['name']}"
                 yield Cause(f"spec.replicatedJobs[{i}].dependsOn", message)
         seen.add(replicated["name"])
+
+
+def _fixed(replicated_jobs: list[Object], is_suspended: bool) -> list[Object]:
+    """Return what of a JobSet's Jobs cannot change; of one that is suspended queues place the pods."""
+    jobs = copy.deepcopy(replicated_jobs)
+    if is_suspended:
+        for job in jobs:
+            template = job["template"]["spec"]["template"]
+            for section in (template.get("metadata", {}), template["spec"]):
+                for field in _PLACEMENT:
+                    section.pop(field, None)
+    return jobs
 
 
 def _pytorch_job(spec: Object, old: Object | None) -> Iterator[Cause]:
@@ -211,6 +248,7 @@ def _pytorch_job(spec: Object, old: Object | None) -> Iterator[Cause]:
 
 
 def _train_job(spec: Object, old: Object | None) -> Iterator[Cause]:
+    yield from _immutable(spec, old, _FIXED_IN_TRAIN_JOBS)
     names = {entry["name"] for entry in (spec.get("trainer") or {}).get("env", [])}
     taken = sorted(_TRAINER_ENV & names)
     if taken:

@@ -13,6 +13,7 @@ from standin.state.objects import (
     COMPLETION_INDEX,
     Object,
     condition,
+    find_condition,
     labels_of,
     name_of,
     namespace_of,
@@ -56,18 +57,20 @@ def _follow(context: Context, job: Object, jobset: Object) -> None:
         ended = condition(jobset, kind_of_jobset)
         if ended:
             set_condition(status, kind, "True", ended["reason"], ended["message"])
-    reason = "Suspended" if suspend else "Resumed"
-    set_condition(status, "Suspended", str(suspend), reason, f"TrainJob is {reason.lower()}")
+    # One that was never suspended has no such condition.
+    if suspend or find_condition(job, "Suspended"):
+        reason = "Suspended" if suspend else "Resumed"
+        set_condition(status, "Suspended", str(suspend), reason, f"TrainJob is {reason.lower()}")
 
 
 def _create_jobset(context: Context, job: Object) -> Object | None:
-    """Create the JobSet of a job; without its runtime the job fails."""
+    """Create the JobSet of a job, once its runtime is there."""
     reference = job["spec"]["runtimeRef"]
     kind = reference.get("kind", "ClusterTrainingRuntime")
     runtime = context.store.get(kind, namespace_of(job), reference["name"])
     if runtime is None:
-        message = f"referenced {kind} {reference['name']} not found"
-        set_condition(job["status"], "Failed", "True", "TrainingRuntimeNotSupported", message)
+        text = f'TrainJob resources reconciliation failed: {kind}.trainer.kubeflow.org "{reference["name"]}" not found'
+        context.store.event(job, "Warning", "TrainJobResourcesCreationFailed", text)
         return None
     spec = _jobset_spec(job, runtime)
     # The runtime's policy asks for a PodGroup of Volcano.

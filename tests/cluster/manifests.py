@@ -44,3 +44,22 @@ def job(name: str, template: Object, **spec: Any) -> Object:
     defaults = {"completionMode": "Indexed", "completions": 1, "parallelism": 1}
     body = {**defaults, **spec, "template": {"spec": template}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": body}
+
+
+def jobset(name: str, template: Object, failure_policy: Object, **job_spec: Any) -> Object:
+    """Return a JobSet of one Job with two pods; `template` is the pod's spec."""
+    spec = {
+        "completions": 2,
+        "parallelism": 2,
+        "backoffLimit": 0,
+        "template": {"spec": template},
+        **job_spec,
+    }
+    replicated = [{"name": "node", "replicas": 1, "template": {"spec": spec}}]
+    body = {"failurePolicy": failure_policy, "replicatedJobs": replicated}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": body,
+    }

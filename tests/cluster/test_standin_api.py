@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import urllib.error
 import urllib.request
@@ -14,11 +15,12 @@ from lightkube.resources.core_v1 import ConfigMap, Pod
 from standin.api import access
 from standin.api.apply import apply
 from standin.api.merge import merge_patch, strategic
+from standin.api.rules import broken_rules
 from standin.api.selectors import selector
 from standin.state.errors import ApiError
 from standin.state.objects import Object
 from tests.cluster.harness import Cluster
-from tests.cluster.manifests import config_map, container, job, pod, pod_spec
+from tests.cluster.manifests import config_map, container, job, jobset, pod, pod_spec
 
 
 def test_a_lightkube_client_applies_watches_and_executes(cluster: Cluster) -> None:
@@ -223,6 +225,29 @@ def test_label_selectors(text: str, chosen: set[int]) -> None:
         for number, labels_of_one in labels.items()
         if matches({"metadata": {"labels": labels_of_one}})
     } == chosen
+
+
+def test_what_operators_keep_as_it_is() -> None:
+    """Of a JobSet that is suspended a queue may place the pods."""
+    old = jobset("fit", pod_spec("true"), {"maxRestarts": 0})
+    new = copy.deepcopy(old)
+    assert list(broken_rules(new, old)) == []
+    placed = new["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    placed["nodeSelector"] = {"rack": "1"}
+    assert [cause.field for cause in broken_rules(new, old)] == ["spec.replicatedJobs"]
+    new["spec"]["suspend"] = True
+    assert list(broken_rules(new, old)) == []
+    placed["containers"][0]["image"] = "other"
+    new["spec"]["failurePolicy"] = {"maxRestarts": 1}
+    fields = {cause.field for cause in broken_rules(new, old)}
+    assert fields == {"spec.replicatedJobs", "spec.failurePolicy"}
+
+
+@pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "PyTorchJob", "Service"])
+def test_names_of_operators_begin_with_a_letter(kind: str) -> None:
+    wrong = {"kind": kind, "metadata": {"name": "3b"}, "spec": {}}
+    assert [cause.field for cause in broken_rules(wrong, None)] == ["metadata.name"]
+    assert list(broken_rules({**wrong, "kind": "ConfigMap"}, None)) == []
 
 
 def test_a_selector_that_cannot_be_read_is_refused() -> None:

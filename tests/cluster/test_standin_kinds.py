@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from standin.state.objects import (
@@ -15,7 +13,7 @@ from standin.state.objects import (
     phase,
 )
 from tests.cluster.harness import Cluster
-from tests.cluster.manifests import job, pod_spec
+from tests.cluster.manifests import job, jobset, pod_spec
 from tests.ranks import wait_until
 
 pytestmark = pytest.mark.slow  # other tests of the default suite use all of it
@@ -181,24 +179,6 @@ def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster)
 
 
 # -- JobSet
-def jobset(name: str, template: Object, failure_policy: Object, **job_spec: Any) -> Object:
-    spec = {
-        "completions": 2,
-        "parallelism": 2,
-        "backoffLimit": 0,
-        "template": {"spec": template},
-        **job_spec,
-    }
-    replicated = [{"name": "node", "replicas": 1, "template": {"spec": spec}}]
-    body = {"failurePolicy": failure_policy, "replicatedJobs": replicated}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name},
-        "spec": body,
-    }
-
-
 def test_a_jobset_names_its_pods_and_completes(cluster: Cluster) -> None:
     cluster.apply(CLAIM, jobset("fit", meeting_spec(SHOW), {"maxRestarts": 0}))
     done = cluster.wait_condition("JobSet", "fit", "Completed")
