@@ -171,7 +171,7 @@ def _rendezvous(job: Object, role: str, index: int) -> dict[str, str]:
 
 
 def _restart_or_fail(context: Context, job: Object, role: str, pod: Object) -> None:
-    """Restart a replica that a signal has ended, as often as the policy allows; else fail the job."""
+    """Restart a replica that a signal has ended; else fail the job. A limit of 0 alone is kept: pods are not counted."""
     status = job["status"]
     name = name_of(job)
     limit = _run_policy(job).get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
@@ -180,10 +180,7 @@ def _restart_or_fail(context: Context, job: Object, role: str, pod: Object) -> N
     if is_by_code:
         message = f"Pod: {namespace_of(pod)}.{name_of(pod)} exited with code {code}"
         context.store.event(job, "Normal", "ExitedWithCode", message)
-    # not a field of the real status: the operator counts in memory
-    restarts = status.get("restarts", 0)
-    if is_by_code and code >= _FIRST_RETRYABLE_CODE and restarts < limit:
-        status["restarts"] = restarts + 1
+    if is_by_code and code >= _FIRST_RETRYABLE_CODE and limit > 0:
         message = f"PyTorchJob {name} is restarting because {role} replica(s) failed."
         set_condition(status, "Restarting", "True", "PyTorchJobRestarting", message)
         context.delete_pod(job, pod, reason="SuccessfulDeletePod")

@@ -252,14 +252,22 @@ def test_a_pytorch_job_sets_up_the_rendezvous(cluster: Cluster) -> None:
 
 
 def test_a_pytorch_job_retries_a_signal_but_not_an_error(cluster: Cluster) -> None:
+    """Without a limit, unless that is 0."""
     cluster.apply(CLAIM, pytorch_job("fit", "exec sleep 600"))
-    first = cluster.wait_phase("fit-worker-0", "Running")
-    cluster.kill_pod("fit-worker-0")
+    seen = set()
 
     def is_another(pod: Object) -> bool:
-        return pod["metadata"]["uid"] != first["metadata"]["uid"] and phase(pod) == "Running"
+        return pod["metadata"]["uid"] not in seen and phase(pod) == "Running"
 
-    cluster.wait("Pod", "fit-worker-0", is_another)
+    for _ in range(5):
+        seen.add(cluster.wait("Pod", "fit-worker-0", is_another)["metadata"]["uid"])
+        cluster.kill_pod("fit-worker-0")
+    once = pytorch_job("once", "exec sleep 600")
+    once["spec"]["runPolicy"]["backoffLimit"] = 0
+    cluster.apply(once)
+    cluster.wait_phase("once-worker-0", "Running")
+    cluster.kill_pod("once-worker-0")
+    cluster.wait_condition("PyTorchJob", "once", "Failed")
     cluster.apply(pytorch_job("typo", "exit 2"))
     cluster.wait_condition("PyTorchJob", "typo", "Failed")
 

@@ -211,6 +211,17 @@ def test_the_pods_of_initializers_need_room_in_the_name() -> None:
     assert not [f for f in findings(long, "kubernetes.kind=jobset") if f.fatal]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_of_restarts_that_nobody_counts_is_told(kind: str) -> None:
+    told = [
+        f
+        for f in findings(f"kubernetes.kind={kind}", "kubernetes.max_restarts=7")
+        if f.key == "kubernetes.max_restarts"
+    ]
+    assert bool(told) == (kind in ("statefulset", "pytorchjob"))
+    assert not any(finding.fatal for finding in told)
+
+
 def test_a_statefulset_cannot_end() -> None:
     advice = findings("kubernetes.kind=statefulset")
     assert [f.key for f in advice if f.fatal] == ["kubernetes.max_runtime_seconds"]

@@ -238,7 +238,8 @@ class KubernetesConfig(Section):
         3,
         ge=0,
         le=1000,
-        description="How often the whole gang may start again after a failure. Preemptions and drains do not count.",
+        description="How often the whole gang may start again after a failure. Preemptions and drains do not count. Kinds "
+        "`statefulset` and `pytorchjob` start again without a limit.",
     )
     max_runtime_seconds: int | None = Field(
         None, ge=60, description="The run is ended after this time."

@@ -51,6 +51,7 @@ def lint(spec: RunSpec, objects: Sequence[Manifest]) -> list[Mistake]:
         _kind,
         _gang,
         _jobset,
+        _restarts,
         _names,
     )
 
@@ -259,6 +260,18 @@ def _jobset(spec: RunSpec) -> Iterator[Mistake]:
                 f"kubernetes.jobset.{key}",
                 f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}",
             )
+
+
+def _restarts(spec: RunSpec) -> Iterator[Mistake]:
+    """Yield advice about a number of restarts that the kind does not keep to. The default asks for nothing."""
+    k = spec.kubernetes
+    kind = kind_of(k.kind)
+    default = type(k).model_fields["max_restarts"].default
+    if not kind.counts_restarts and k.max_restarts not in (0, default):
+        yield advice(
+            "kubernetes.max_restarts",
+            f"a {kind.name} starts again however often it fails; {k.max_restarts} is for the other kinds",
+        )
 
 
 def _names(spec: RunSpec) -> Iterator[Mistake]:

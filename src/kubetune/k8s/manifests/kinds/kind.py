@@ -54,6 +54,8 @@ class WorkloadKind(ABC):
     container: ClassVar[str] = TRAINER  # the trainer's container, which some operators look for
     # Starts the trainer after what prepares; else `submit` does so.
     starts_in_order: ClassVar[bool] = False
+    # Its controller fails a run that has started again too often.
+    counts_restarts: ClassVar[bool] = True
     never_ends: ClassVar[bool] = False  # its pods stay when the run has ended
     is_suspended_by_kueue: ClassVar[bool] = True  # Kueue lets it go by its field `suspend`
     # An operator makes Volcano's PodGroup of its pods.

@@ -33,6 +33,7 @@ class PyTorchJob(WorkloadKind):
     # The operator's webhook refuses a job without a container of this name.
     container = "pytorch"
     is_grouped_by_operator = True
+    counts_restarts = False
     ended_well = ("Succeeded",)
     failed_pod = re.compile(r"^Pod: [^.\s]+\.(?P<pod>\S+) exited with code (?P<code>\d+)")
     template_paths: ClassVar = {
@@ -59,7 +60,8 @@ class PyTorchJob(WorkloadKind):
         policy: Manifest = {
             # A run that failed for good must not go on holding GPUs; ended pods stay for their logs.
             "cleanPodPolicy": "Running",
-            # The operator counts restarts of pods, and one failure of the gang restarts a pod on each node.
+            # With 0 the first failure is the last. The operator counts restarts of containers alone, and these pods
+            # have none: it makes new pods, without a limit.
             "backoffLimit": k.max_restarts * spec.nodes,
         }
         if gang(spec) == "volcano":

@@ -26,6 +26,7 @@ class StatefulSet(WorkloadKind):
 
     resource = Resource("StatefulSet", "apps/v1", "statefulsets")
     never_ends = True
+    counts_restarts = False
     is_suspended_by_kueue = False
     node_label = "apps.kubernetes.io/pod-index"
     template_paths: ClassVar = {"StatefulSet": ("spec/template",)}
