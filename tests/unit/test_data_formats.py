@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kubetune.data.column_names import ANSWERS, PROMPTS
 from kubetune.data.reading.examples import Chat, Example, Labelled, Pair, Text
 from kubetune.data.reading.formats import convert, detect, read
 
@@ -454,6 +455,26 @@ def test_preferences_are_no_answers_to_learn(
     assert "Good" in str(example)
     assert "Bad" not in str(example)
     assert [key.partition("_")[0] for key in unused] == ["rejected"]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_bad_answer_is_known_by_any_name_of_an_answer(prompt: str, answer: str) -> None:
+    for verdict in ({"label": False}, {"kto_tag": "false"}, {"label": 0}):
+        with pytest.raises(ValueError, match="is preference data"):
+            convert({prompt: "2+2?", answer: "5", **verdict})
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_good_ones_of_two_answers_are_trained_as_advised(prompt: str) -> None:
+    pair = {prompt: "2+2?", "chosen": "4", "rejected": "5"}
+    with pytest.raises(ValueError, match="is preference data") as error:
+        convert(pair)
+    advised = re.findall(r"`columns: \{(.*)\}`", str(error.value))[0]
+    columns = dict(words.split(": ") for words in advised.split(", "))
+    example = read(pair, columns=columns).example
+    assert "2+2?" in str(example)
+    assert "4" in str(example)
 
 
 def test_good_answers_and_texts_keep_their_verdicts_to_themselves() -> None:

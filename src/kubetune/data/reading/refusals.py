@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kubetune.data.column_names import ANSWERS, PROMPTS, TALKS
 from kubetune.data.columns import RecordValue
 from kubetune.data.reading.fields import Fields, quoted, show
 from kubetune.data.reading.messages import SWITCHES
@@ -25,25 +26,9 @@ _PREFERENCES: Final = (
     "preferred_output",
     "non_preferred_output",
 )
-_PROMPTS: Final = (
-    "instruction",
-    "prompt",
-    "messages",
-    "conversations",
-    "question",
-    "input",
-)
 # Keys that say whether an answer is a good one.
 VERDICTS: Final = ("label", "kto_tag")
-_ANSWERED: Final = (
-    "messages",
-    "conversations",
-    "completion",
-    "output",
-    "response",
-)
 _TELLING: Final = frozenset((*_PREFERENCES, *VERDICTS))
-_TALKS: Final = ("messages", "conversations")
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
 # Keys that decide whether a record is trained, and are no part of it.
 DECIDING: Final = frozenset((*_TELLING, *SWITCHES))
@@ -70,7 +55,7 @@ def require_no_preference(value: RecordValue, columns: Mapping[str, str]) -> Non
         )
 
     # A text with `label: 0` and no answer is to be classified.
-    has_answer = any(value.get(answer) for answer in _ANSWERED)
+    has_answer = any(value.get(answer) for answer in (*ANSWERS, *TALKS))
     for key in VERDICTS:
         if has_answer and _is_false(value.get(key)):
             raise ValueError(
@@ -83,7 +68,7 @@ def _advice(value: RecordValue, answers: Sequence[str]) -> str:
     """Return how to train the good ones of these answers alone; empty where none is known to be good."""
     for answer in answers:
         if answer.startswith(("chosen", "positive")):
-            prompt = next((key for key in _PROMPTS if value.get(key)), None)
+            prompt = next((key for key in (*PROMPTS, *TALKS) if value.get(key)), None)
             # Columns by which the same file trains its good answers alone.
             columns = _columns(prompt, answer)
             return f", or to train the good ones alone, give `columns: {{{columns}}}`"
@@ -126,7 +111,7 @@ def require_trained(record: RecordValue) -> None:
         if not is_off:
             continue
         advice = ""
-        if record.keys().isdisjoint(_TELLING) and not record.keys().isdisjoint(_TALKS):
+        if record.keys().isdisjoint(_TELLING) and not record.keys().isdisjoint(TALKS):
             advice = ", or give it to the answers that are read and not trained"
         raise ValueError(
             f"has `{key}: {show(value)}`, so it is not to be trained, as a whole; leave such records out{advice}"
