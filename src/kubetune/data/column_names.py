@@ -16,6 +16,8 @@ RIGHT_ANSWERS: Final = (
 COMPLETIONS: Final = ("completion", "output", "response", "answer")
 PROMPTS: Final = (*QUESTIONS, "prompt", "input")
 TALKS: Final = ("messages", "conversations", "conversation")
+# Names of the thoughts before an answer, in a message and beside one.
+REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 # Last words of names of texts that a question is about, as data sets for reading, retrieval, SQL and dialogue have them.
 _SUBJECTS: Final = frozenset((

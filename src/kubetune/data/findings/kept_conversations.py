@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kubetune.base import files, logs
+from kubetune.data.column_names import REASONING
 from kubetune.data.reading.examples import Chat, parts_of
 from kubetune.data.reading.formats import convert
-from kubetune.data.reading.messages import REASONING
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.text.encode import trained_messages

@@ -20,6 +20,7 @@ from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.column_names import (
     ANSWERS,
     QUESTIONS,
+    REASONING,
     TALKS,
     names_thought,
 )
@@ -55,7 +56,7 @@ from kubetune.data.reading.examples import (
     parts_of,
 )
 from kubetune.data.reading.formats import detect, read
-from kubetune.data.reading.messages import OF_TEMPLATES, REASONING
+from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from kubetune.data.column_names import REASONING
 from kubetune.data.reading.examples import (
     Chat,
     Example,
@@ -19,7 +20,6 @@ from kubetune.data.reading.examples import (
 from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.encode import Encoded
-from kubetune.data.text.turns.marks import REASONING_FIELDS
 
 
 def answers_of(example: Example, encoded: Encoded) -> dict[str, int]:
@@ -60,7 +60,7 @@ def flaws_of(example: Example, template: str) -> list[str]:
 
 def _thinks_twice(message: JsonObject) -> bool:
     """True if an answer has thoughts in a field, and its content begins with thoughts between tags."""
-    has_thoughts = any(message.get(key) for key in REASONING_FIELDS)
+    has_thoughts = any(message.get(key) for key in REASONING)
     return has_thoughts and message["content"].lstrip().startswith(("<think>", "<thinking>"))
 
 
@@ -96,7 +96,7 @@ def _texts_of_message(message: JsonObject, *, has_images: bool) -> Iterator[str]
     if has_images:
         content = content.replace(IMAGE_TAG, "")  # tags stand for images, they are no text
     yield content
-    for key in REASONING_FIELDS:
+    for key in REASONING:
         reasoning = message.get(key)
         if isinstance(reasoning, str):
             yield reasoning

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS
+from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS, REASONING
 from kubetune.data.columns import (
     fitting,
     in_words,
@@ -32,7 +32,6 @@ from kubetune.data.reading.fields import (
 )
 from kubetune.data.reading.labelled import read_labelled
 from kubetune.data.reading.messages import (
-    REASONING,
     Turn,
     read_all,
     read_history,

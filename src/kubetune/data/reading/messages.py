@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from kubetune.data.column_names import REASONING
 from kubetune.data.reading.fields import Fields, first_of, parsed, quoted, show, text_of
 from kubetune.data.reading.strict_json import JsonObject
 
@@ -56,8 +57,6 @@ _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
 # Keys under which axolotl's data say which characters of a message are trained.
 _DETAILS: Final = ("train_detail", "training_detail")
 
-# What a message's thoughts are under.
-REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *REASONING))
 # Keys that are used where the chat template names them, as many do.
 OF_TEMPLATES: Final = ("messages[].name", "messages[].tool_call_id")

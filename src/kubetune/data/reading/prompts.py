@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from kubetune.data.column_names import COMPLETIONS, RIGHT_ANSWERS
+from kubetune.data.column_names import COMPLETIONS, RIGHT_ANSWERS, TALKS
 from kubetune.data.columns import RecordValue
 from kubetune.data.reading.fields import parsed
 
@@ -22,7 +22,6 @@ NO_ANSWER: Final = "\N{WORD JOINER}"
 
 # verl's records have the right answer below this column.
 _BELOW: Final = "reward_model"
-_TALKS: Final = ("messages", "conversations")
 _ASSISTANTS: Final = ("assistant", "gpt", "model")
 
 
@@ -60,7 +59,7 @@ class Answered(NamedTuple):
 def with_answer(value: RecordValue) -> Answered:
     """Return a record with the right answer as its answer, or with NO_ANSWER."""
     column, answer = _right_answer(value, RIGHT_ANSWERS)
-    for key in _TALKS:
+    for key in TALKS:
         turns = value.get(key)
         if turns is not None:
             ended = _with_last_turn(key, turns, answer or NO_ANSWER)

@@ -12,8 +12,8 @@ from contextlib import suppress
 from itertools import dropwhile, islice, permutations
 from typing import Any, Final
 
+from kubetune.data.column_names import REASONING
 from kubetune.data.findings.kept_conversations import Conversation
-from kubetune.data.reading.messages import REASONING
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.served.endpoint import Endpoint, NotAnswered
 from kubetune.result.served.known_model import KnownModel

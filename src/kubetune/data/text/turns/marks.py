@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
+from kubetune.data.column_names import REASONING
 from kubetune.data.reading.strict_json import JsonObject
 
 Message = Mapping[str, Any]
@@ -15,7 +16,6 @@ Kind = Literal["content", "reasoning", "call", "tool"]
 
 # Stands for an image in a content. The message's `IMAGE_TEXTS` say what is written in its place.
 IMAGE_MARK: Final = "\U000f7e00image\U000f7e01"
-REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 # A mark holds letters and digits only, so that it survives whatever a template does to a text (JSON, escapes, trimming).
 # It is a hash, so that no text holds it, not even this file.
@@ -156,7 +156,7 @@ class _Marker:
 
     def message(self, number: int, message: Message) -> JsonObject:
         marked = dict(message)
-        if not message.keys().isdisjoint(REASONING_FIELDS):
+        if not message.keys().isdisjoint(REASONING):
             self._mark_reasoning(marked, number)
 
         content = message.get("content")
@@ -172,7 +172,7 @@ class _Marker:
     def _mark_reasoning(self, message: JsonObject, number: int) -> None:
         """Mark the reasoning of a message, which may be under several names."""
         texts: list[str] = []
-        for key in REASONING_FIELDS:
+        for key in REASONING:
             if isinstance(message.get(key), str):
                 texts.append(message[key])
 
@@ -181,7 +181,7 @@ class _Marker:
             return
         reasoning = texts[0]
         marked = self._around(reasoning, number, "reasoning")
-        for key in REASONING_FIELDS:
+        for key in REASONING:
             if message.get(key) == reasoning:
                 message[key] = marked
 

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import jinja2
 
-from kubetune.data.text.turns.marks import REASONING_FIELDS, Message
+from kubetune.data.column_names import REASONING
+from kubetune.data.text.turns.marks import Message
 
 # Writes messages and tools, with further variables of a template. They raise Refusal.
 Write = Callable[..., object]
@@ -186,7 +187,7 @@ def _without_calls(messages: list[Message]) -> list[Message]:
 def _without_reasoning(messages: list[Message]) -> list[Message]:
     bare: list[Message] = []
     for message in messages:
-        bare.append({key: value for key, value in message.items() if key not in REASONING_FIELDS})
+        bare.append({key: value for key, value in message.items() if key not in REASONING})
     return bare
 
 

@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 import jinja2
 from jinja2.runtime import Context
 
+from kubetune.data.column_names import REASONING
 from kubetune.data.reading.strict_json import JsonObject
-from kubetune.data.text.turns.marks import IMAGE_MARK, REASONING_FIELDS, Message
+from kubetune.data.text.turns.marks import IMAGE_MARK, Message
 from kubetune.data.text.turns.sandbox import compile_template, to_json
 from kubetune.data.text.turns.spans import Span
 from kubetune.data.text.turns.turn_refusals import Refusal, explained, words_of
@@ -250,7 +251,7 @@ def _shows_answer(text: str) -> bool:
 def _plain(message: Message) -> JsonObject:
     """Return a message as templates expect it: no null values, reasoning under the names in use."""
     plain = {key: value for key, value in message.items() if value is not None}
-    for key in REASONING_FIELDS:
+    for key in REASONING:
         if key in plain:
             return {
                 "thinking": plain[key],
