@@ -222,7 +222,7 @@ def test_a_base_beside_a_model_trained_whole_is_loaded_once(
     assert "base:  Paris" not in stdout
     monkeypatch.setattr(processes, "free_memory_bytes", lambda: 1000)
     assert talk(whole, question, monkeypatch, "--compare") == errors.ENVIRONMENT
-    assert "ask the trained one alone" in capsys.readouterr().err
+    assert "ask only the trained one" in capsys.readouterr().err
 
 
 @pytest.mark.slow

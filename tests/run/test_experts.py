@@ -437,7 +437,7 @@ def test_targets_that_cannot_be_are_refused(settings, message):
             "qwen3",
             ["q_proj", "lm_head"],
             [],
-            "lm_head is the output head, whose product and the loss are one",
+            "lm_head is the output head, which kubetune computes together with the loss",
         ),
         (
             "qwen3_next",

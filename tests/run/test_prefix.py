@@ -324,7 +324,7 @@ def test_models_that_share_are_proved_and_others_are_said() -> None:
     model.get_base_model().model.layers[0].mlp.register_forward_hook(
         lambda module, inputs, output: output + output.roll(1, 1)
     )
-    assert "otherwise than alone" in why_not(learner)
+    assert "its output for a row changes" in why_not(learner)
     model.get_base_model().model.layers[1].mlp.down_proj.lora_dropout["default"] = nn.Dropout(0.1)
     assert "dropout" in why_not(learner)
 

@@ -202,7 +202,7 @@ def test_embeddings_that_the_head_is_tied_to_get_no_adapter(
     for target in ((name,), f".*{name}"):
         require_built_targets(LoraConfig(target_modules=target), untied, "causal_lm")
     tied = save_model(folder, kind, tie_word_embeddings=True)
-    advice = f"the output head is tied to {name} .* write lora.modules_to_save: .{name}."
+    advice = f"the output head shares the weight of {name} .* write lora.modules_to_save: .{name}."
     for target in ((name,), f".*{name}"):
         with pytest.raises(ConfigError, match=f"lora.target_modules: {advice}"):
             require_built_targets(LoraConfig(target_modules=target), tied, "causal_lm")
@@ -220,7 +220,10 @@ def test_a_plan_refuses_adapters_on_embeddings_that_the_head_is_tied_to(
 ) -> None:
     save_model(folder, kind, tie_word_embeddings=True)
     assert cli.main(["plan", "run.yaml", f"lora.target_modules=[{name}]"]) == errors.USER
-    assert f"lora.target_modules: the output head is tied to {name} " in capsys.readouterr().err
+    assert (
+        f"lora.target_modules: the output head shares the weight of {name} "
+        in capsys.readouterr().err
+    )
 
 
 def test_an_expression_without_signs_is_a_whole_name(folder: Path) -> None:

@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan tabs.yaml", "indent with spaces, not with tabs"),
         ("plan list.yaml", "(in the list or section that begins in line 2)"),
         ("plan --model train.jsonl --data train.jsonl", "is a file; expected the folder"),
-        ("plan --model ./adapter --data train.jsonl", "an adapter, which would have another"),
+        ("plan --model ./adapter --data train.jsonl", "which would load another model"),
         ("plan --model ./damaged --data train.jsonl", "model.safetensors has 0 bytes"),
         ("init semicolons.csv", "semicolons.csv:1: has one column, and `;` in its name"),
         ("init latin.csv", "`iconv -f CP1252 -t UTF-8 FILE > NEW`"),

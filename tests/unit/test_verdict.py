@@ -412,7 +412,7 @@ CASES = {
         r"rewards\[0\]\.teacher: model .*: its weights have \d layers", TAUGHT, make=more_layers,
     ),
     "no tokenizer": Case("tokenizer", OF_MODEL, make=without("tokenizer*")),
-    "an adapter": Case("holds adapter_config.json", OF_MODEL, make=adapter, by_init=True),
+    "an adapter": Case("it holds adapter_config.json", OF_MODEL, make=adapter, by_init=True),
     "an encoder": Case("is an encoder, for task: sequence_classification", OF_MODEL, make=encoder),
     "too few positions": Case("the model has 8 positions, the longest row", OF_MODEL, make=few_positions),
     "too few embeddings": Case("has embeddings for 40 tokens", OF_MODEL, make=few_embeddings),

@@ -64,7 +64,7 @@ def _library_fault(library: str, error: BaseException) -> EnvironmentFault:
     first_line = next(filter(None, str(error).splitlines()), "it says no more")
     advice = "correct the environment variable that it names, or else install its package again"
     if sys.flags.optimize > 1:
-        advice = "unset PYTHONOPTIMIZE, by which libraries lose the docstrings that they read"
+        advice = "unset PYTHONOPTIMIZE, which strips docstrings that some libraries need"
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         # Not every library says that memory ran out: some raise SystemError, or an error of their own.

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 # Time between two reminders of a process that works, or waits for one that does.
 SECONDS = 60.0
 
-# The same for a process that only started the one that works, which reminds by itself unless it is stopped.
+# Between two reminders of a parent process: its child reminds by itself unless it is suspended.
 PATIENT_SECONDS = 600.0
 
-# The same where somebody looks at a pipe: less than two seconds, as a start of Python comes before the first.
+# Before the first sign of a command: with the start of Python before it, less than two seconds.
 SIGN_SECONDS = 1.5
 
 OF_PREPARING = "the data have been in preparation for %s; where that tells nothing, look whether its process is stopped"

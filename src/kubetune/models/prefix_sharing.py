@@ -85,9 +85,7 @@ def _require_same(learner: Learner) -> None:
         most = TOLERANCE.get(theirs.dtype, TOLERANCE[torch.bfloat16])
         # `not (<=)` instead of `>`: NaN must refuse too.
         if not float((ours - theirs).norm() / theirs.norm()) <= most:
-            raise CannotRunPaddingFree(
-                "rows that share beginnings come out of it otherwise than alone"
-            )
+            raise CannotRunPaddingFree("its output for a row changes if rows share their beginning")
 
 
 def _rows_that_share(vocabulary: int) -> Sequence[Row]:

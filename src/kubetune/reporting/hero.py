@@ -135,7 +135,7 @@ def _of_steps(run: RunRecord) -> Hero | None:
 
 
 def _ends(run: RunRecord, key: str) -> tuple[float | None, float] | None:
-    """Return a measure of the first steps and of the last; one alone of a single step, None of none."""
+    """Return a measure of the first steps and of the last: None and the value of a single step, None without steps."""
     series = run.numbers.curves.get(key)
     values = [value for value in series.values if value is not None] if series else []
     if not values:

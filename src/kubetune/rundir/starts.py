@@ -91,7 +91,7 @@ def day_of(data: DataConfig) -> str:
 def dated(data: DataConfig, first_start: Any) -> DataConfig:
     """Return the section with the date that the run keeps: that of its first start, else its own, else today's.
 
-    `first_start`: what was resolved then, None where this is it. One of a version that kept no date gets none.
+    `first_start`: what was resolved then; None if this is the first start.
     """
     day: str | None
     if first_start is None:

@@ -74,7 +74,7 @@ def launch_run(
 def _done_at(config: Config, run_dir: Path, plan: Plan) -> int | None:
     """Return the last step of a run that this very config has ended well here; None where anything is left to do."""
     status = exit_status.read_exit_status(run_dir)
-    # A pause is an end that goes on, as is anything that the config asks for by now.
+    # A paused run goes on, and so does one whose config asks for more by now.
     if status is None or status.state != "done" or not (run_dir / RESOLVED).is_file():
         return None
     settings = json.loads(json.dumps(resolved(settled(config, run_dir, plan))))

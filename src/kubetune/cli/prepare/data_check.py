@@ -132,7 +132,7 @@ def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answ
         if report.ok:
             show_next(args)
 
-    # Whoever sees the report on a terminal has read there what keeps training from beginning.
+    # On a terminal the report has shown these errors already.
     is_seen = not args.json and sys.stdout.isatty()
     error: DataError | None = None
     if not report.ok and not is_seen:

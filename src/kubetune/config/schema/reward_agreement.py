@@ -111,7 +111,7 @@ def _problems_of_servers(run: RunFacts) -> list[str]:
 
 
 def timeout_problems(section: str, seconds: float, training: TrainingConfig) -> list[str]:
-    """Return what is wrong with the time that servers have, which ends before that of ranks which wait."""
+    """Return a problem if servers get as much time as waiting ranks, or more."""
     if seconds < training.timeout_seconds:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Looks what reward functions of the user's cannot do without, by the text of their files: columns, right answers."""
+"""Finds the columns and right answers that reward functions of the user need, by the text of their files."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Shapes:
     kinds: Counter[str] = field(default_factory=Counter)  # records by what they are
     unused: Counter[str] = field(default_factory=Counter)  # records by keys that nothing reads
     columns: Columns = field(default_factory=Columns)  # what is in those that are columns
-    # records by what keys were taken as that their names alone do not say
+    # records by how keys with unclear names were read
     readings: Counter[str] = field(default_factory=Counter)
 
 

@@ -66,7 +66,7 @@ class Reading(NamedTuple):
 
     example: Example
     unused: tuple[str, ...]  # keys that hold something and decide nothing
-    taken: str = ""  # what keys were taken as whose names alone do not say it
+    taken: str = ""  # how keys with unclear names were read
     # columns that `data.train.columns` names, and that the record can do without
     absent: tuple[str, ...] = ()
 

@@ -339,8 +339,8 @@ def require_base_folder(folder: Path) -> None:
     # transformers would load the model that an adapter names, from wherever that is.
     if (folder / "adapter_config.json").exists():
         raise ModelError(
-            f"model {folder}: holds adapter_config.json, an adapter, which would have another model or weights loaded; "
-            "give the folder of a whole model, such as `kubetune export --merge` writes. Nothing was loaded."
+            f"model {folder}: is an adapter (it holds adapter_config.json), which would load another model; give the "
+            "folder of a whole model, such as `kubetune export --merge` writes. Nothing was loaded."
         )
     for weights in sorted(folder.glob("*.safetensors")):
         if weights.is_file() and weights.stat().st_size == 0:

@@ -126,9 +126,7 @@ def _read(
     """
     for key in ("prompt", "completion"):
         if rest.get(key) not in NOTHING:
-            raise ValueError(
-                f"has `{key}` beside its answers and what they go on from; expected these alone"
-            )
+            raise ValueError(f"has `{key}` besides a prompt and two answers; leave it out")
 
     # Texts are plain texts, unless something beside them says that they go through the chat template.
     if isinstance(prompt, str):

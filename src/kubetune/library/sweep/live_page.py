@@ -195,7 +195,7 @@ def _cards(record: Record, search: Search, best: TrialFacts | None) -> list[Card
         Card(f"Best {label_of(search.metric)}", measured(value, search.metric), about),
         Card("Done", number(states["done"]), of_all),
     ]
-    # What there is none of is no number that anybody wants first.
+    # Cards of no trial are left out.
     if states["running"] or waiting:
         cards.append(Card("Running", number(states["running"]), waiting))
     if states["stopped early"] or failed:

@@ -41,7 +41,7 @@ def require_run_folder(config: Config, plan: Plan) -> None:
     # Most plans are of runs without a folder.
     from kubetune.supervisor.run_folder import check_run_dir
 
-    # What nobody may look into is nobody's to write either, which `require_output` says.
+    # If the folder cannot be read, `require_output` says so.
     with suppress(PermissionError):
         check_run_dir(config, Path(config.output).expanduser(), plan)
 

@@ -80,7 +80,7 @@ def require_form(path: str, weights: Weights) -> None:
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[str, _Method] | None:
-    """Return name and needs of the method that config.json names; None for none, and for one that only loading knows."""
+    """Return name and needs of the method that config.json names; None if it names none, or one that is not listed."""
     settings = config.get("quantization_config")
     if not isinstance(settings, dict):
         return None

@@ -131,15 +131,15 @@ def _require_plain_head(model: nn.Module) -> None:
     if hasattr(head, "base_layer"):
         key, name = _key_of_target(head), _last_part(model, head)
         raise errors.ConfigError(
-            f"{key}: {name} is the output head, whose product and the loss are one here, so that an adapter on it would "
-            f"learn nothing; leave it out, or write lora.modules_to_save: [{name}], which trains it whole"
+            f"{key}: {name} is the output head, which kubetune computes together with the loss, so an adapter on it would "
+            f"get no gradient; leave it out, or write lora.modules_to_save: [{name}], which trains it whole"
         )
 
     if hasattr(embeddings, "base_layer") and embeddings.weight is getattr(head, "weight", None):
         key, name = _key_of_target(embeddings), _last_part(model, embeddings)
         raise errors.ConfigError(
-            f"{key}: the output head is tied to {name} in this model, and would go without the adapter on it, so that "
-            f"the two could not be merged; leave {name} out, or write lora.modules_to_save: [{name}], which trains it "
+            f"{key}: the output head shares the weight of {name} in this model, but would not get its adapter, so the "
+            f"result could not be merged; leave {name} out, or write lora.modules_to_save: [{name}], which trains it "
             "whole and unties the head"
         )
 

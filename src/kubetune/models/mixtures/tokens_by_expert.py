@@ -17,9 +17,8 @@ class ExpertLoad:
 
     layers: tuple[str, ...] = ()  # names of the stacks of experts
     steps: int = 0
-    tokens: list[list[int]] = field(
-        default_factory=list
-    )  # [layers][experts]; empty before the first step
+    # [layers][experts]; empty before the first step
+    tokens: list[list[int]] = field(default_factory=list)
 
     def add(self, counts: list[list[int]]) -> dict[str, float]:
         """Add the tokens of a step, `[layers][experts]`. Return its load in a few numbers, as `summary` does."""

@@ -126,8 +126,8 @@ def require_room(model: Any, device: torch.device) -> None:
         free = processes.free_memory_bytes()
     if free < needed:
         raise errors.EnvironmentFault(
-            f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
-            f"{free / 1e9:.1f} GB are free; ask the trained one alone, or where there is more memory"
+            f"the model before fine-tuning needs {needed / 1e9:.1f} GB more, and {free / 1e9:.1f} GB are free; ask only "
+            "the trained one, or use a machine with more memory"
         )
 
 

@@ -66,7 +66,7 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
     # Not ">": a difference that is not a number is too large as well.
     if not difference <= tolerance:
         raise ModelError(
-            f"{kind} says otherwise of its answers in training than when it drew them: log-probabilities differ by "
+            f"{kind} gives its own answers other log-probabilities in training than in sampling: they differ by "
             f"{difference:.2g}, so it would learn from other answers than it drew; take a model of another family, or set "
             "model.dtype to float32"
         )

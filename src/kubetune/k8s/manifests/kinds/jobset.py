@@ -51,7 +51,7 @@ def jobset_spec(
 ) -> Manifest:
     """Return the spec of a JobSet: Jobs that run before, one after the other, then one pod on each node.
 
-    `labels` are those of the trainer's Job. `beside`: Jobs that start with it, and that nobody waits for the end of.
+    `labels` are those of the trainer's Job. `beside`: Jobs that start with it; the JobSet does not wait for their end.
     """
     k = spec.kubernetes
     annotations = {}

@@ -53,7 +53,7 @@ class Walk:
             self.statement_itself(node)
 
     def elsewhere(self, node: Node) -> None:
-        """Walk through what sets no variable for what follows, or none that is followed."""
+        """Walk through code that sets no variable for the lines after it, such as a subshell, or is not followed."""
         before = self.values.state.copy()
         if node.type in NOT_FOLLOWED:
             self.commands.conditions.append(
