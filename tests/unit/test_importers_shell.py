@@ -185,6 +185,13 @@ SCRIPTS = [
     # Names that an option holds.
     "LR=8; printf -vLR 7",
     "LR=8; read -raLR <<< 7",
+    "O=-v; LR=8; printf $O LR 7",
+    'O=-vLR; LR=8; printf "$O" 7',
+    "O=$(echo -v); LR=8; printf ${O} LR 7",
+    "LR=8; mapfile -C 'LR=7 #' -c 1 A <<< x",
+    # What is read and not run.
+    "LR=8; set -n",
+    "LR=8; set -eo noexec; LR=9",
     "LR=8; sleep 0 & wait -npLR; LR=${LR:+7}",
     # Calculations where none is written.
     "LR=8; S=abcdefghij; X=${S:LR=7:1}",
@@ -235,6 +242,8 @@ PLAIN = [
     'B=7; N=$((B * 2)); S="LR=7"; X=${S:0:1} Y=${Z:-LR=7}; LR=8',
     "die() { echo $1; exit 1; }; [ -d . ] || die no; LR=8",
     "printf -v X 7; LR=8; printf '%s' $LR",
+    'F="%s"; LR=8; printf "$F" "$LR"',
+    "set -euo pipefail; set -- -n; LR=8",
 ]
 
 

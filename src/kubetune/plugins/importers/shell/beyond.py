@@ -49,6 +49,8 @@ _NAME: Final = re.compile(r"\b[A-Za-z_]\w*")
 # Commands that set the variables that they name, and options that a name follows, with or without a space.
 _SETTING: Final = ("getopts", "mapfile", "read", "readarray")
 _SETTING_WITH: Final = {"printf": "v", "read": "a", "wait": "p"}
+# Commands that, with the option C, call another one for the lines that they read.
+_CALLING: Final = ("mapfile", "readarray")
 # Commands after which words mean something else, or other commands set what they like.
 _UNFOLLOWED: Final = ("alias", "builtin", "command", "coproc", "enable", "time")
 # Names that mean something else where a function has them.
@@ -287,6 +289,10 @@ def _called(node: Node, doubts: Doubts) -> None:
     if program == "alias":
         for argument in arguments:
             doubts.functions[argument.partition("=")[0]] = line
+    first = arguments[0] if arguments else ""
+    if program in _SETTING_WITH and _may_be_option(first, node):
+        for name in (first, *arguments[1:2]):
+            doubts.add(name, f"may be set by `{program} {first}` (line {line})")
     for name in _set_by(program, arguments):
         if name.isidentifier() or name.startswith("$"):
             doubts.add(name, f"is set by `{program}` (line {line})")
@@ -294,10 +300,23 @@ def _called(node: Node, doubts: Doubts) -> None:
     changes = (
         (program in _UNFOLLOWED and not asks)
         or (program == "shopt" and not set(arguments) <= _HARMLESS)
+        or (program in _CALLING and any(re.match(r"-\w*C", word) for word in arguments))
         or (program == "trap" and not _AT_ENDS.issuperset(arguments[1:]))
     )
     if changes:
         doubts.add("", f"may be set otherwise by `{' '.join(words)}` (line {line})")
+
+
+def _may_be_option(word: str, node: Node) -> bool:
+    """Return True for a variable that may hold an option of the command `node`, as in `O=-v; printf $O NAME 7`."""
+    variable = re.fullmatch(r"\$\{?(\w+)\}?", word)
+    if variable is None:
+        return False
+    root = node
+    while root.parent is not None:
+        root = root.parent
+    values = re.findall(rf"\b{variable[1]}\+?=[\"']?(.?)", text_of(root))
+    return not values or not {"-", "$", "`"}.isdisjoint(values)
 
 
 def _set_by(program: str, arguments: Sequence[str]) -> list[str]:

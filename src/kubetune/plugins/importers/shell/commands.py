@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -79,6 +80,9 @@ class Commands:
             if any(not text.startswith("{") for text in texts[1:]):
                 self.keep(line, environment + called[1:])
                 self.values.state.has_ended = True
+        elif program == "set" and _is_last(texts[1:]):
+            self.script.unread[line] = f"{' '.join(texts)}: nothing after it is run"
+            self.values.state.has_ended = True
         elif program in ("cd", "pushd"):
             target = next((text for text in texts[1:] if not text.startswith("--")), "~")
             self.values.state.folder = moved(self.values.state.folder, target)
@@ -147,6 +151,19 @@ class Commands:
         values = self.values.state.values
         for name in self.values.state.lines.keys() & values.keys():
             values[name] = doubted(values[name], why)
+
+
+def _is_last(arguments: Sequence[str]) -> bool:
+    """Return True for `set -n` and `set -o noexec`, after which a shell reads commands and runs none."""
+    before = ""
+    for argument in arguments:
+        if argument in ("-", "--"):
+            return False
+        is_named = argument == "noexec" and re.fullmatch(r"-\w*o", before)
+        if is_named or re.fullmatch(r"-[a-mp-zA-Z]*n\w*", argument):
+            return True
+        before = argument
+    return False
 
 
 def _are_lines_apart(node: Node, following: Node) -> bool:

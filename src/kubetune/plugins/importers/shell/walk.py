@@ -83,7 +83,7 @@ class Walk:
             case "file_redirect":
                 self.commands.redirect(node)
             case "ERROR":
-                why = "cannot be read as bash, so what it does is not known"
+                why = "cannot be parsed, so what it does is not known"
                 self.commands.script.unread[line_of(node)] = why
             case other if other not in _SILENT:
                 # Groups, and commands with redirections.
