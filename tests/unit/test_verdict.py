@@ -334,7 +334,7 @@ CASES = {
         {**REWARD, "rewards": ["exact_match"]}, data=PROMPTS,
     ),
     "no such column of answers": Case(
-        "no record has a column truth",
+        "no record has a column truth; name another one, or leave `column` out",
         {**REWARD, "rewards": [{"name": "numeric", "column": "truth"}]}, data=PROMPTS,
     ),
     "no number to reward": Case(
@@ -521,13 +521,13 @@ CASES = {
         make=code("def score(completions, level): return 1"),
     ),
     "a reward in verl's form without right answers": Case(
-        "reward score compares with the right answer, and no record has an answer; expected `completion`", MINE,
+        "score compares with the right answer, and no record has an answer; expected one of .*`reference_answer`", MINE,
         data=PROMPTS, by_code=True,
         make=code("def score(data_source, solution_str, ground_truth, extra_info=None):\n"
                   "    return float(ground_truth in solution_str)"),
     ),
     "a reward in OpenRLHF's form without right answers": Case(
-        "reward score compares with the right answer, and no record has an answer; expected `completion`", MINE,
+        "score compares with the right answer, and no record has an answer; expected one of .*`reference_answer`", MINE,
         data=PROMPTS, by_code=True,
         make=code("def score(queries, prompts, labels):\n"
                   "    return [float(query.endswith(label)) for query, label in zip(queries, labels)]"),

@@ -117,8 +117,8 @@ class RewardConfig(Section):
     weight: float = Field(1.0, description="Weight in the sum of all rewards.")
     column: str | None = Field(
         None,
-        description="Column of the records that holds the right answer; left out: the answer of the record, or its "
-        "`solution`, `ground_truth`, `answer` or `target`.",
+        description="Column of the records that holds the right answer; left out: the answer of the record, or what "
+        "else docs/grpo.md calls the right answer.",
     )
     settings: dict[str, float | str | Annotated[tuple[str, ...], AsTuple] | dict[str, Any]] = Field(
         default_factory=dict,

@@ -16,6 +16,7 @@ from kubetune.config.schema.evaluation import (
     EvaluationConfig,
     GenerateConfig,
 )
+from kubetune.data.column_names import COMPLETIONS, RIGHT_ANSWERS
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.reward_columns import compares
 from kubetune.data.reading.examples import Chat, Pair
@@ -177,12 +178,15 @@ def without_answers(
 
 def lacks_answers(path: str, reward: RewardConfig) -> str:
     """Return the sentence about data in which no record has what a reward compares with. `path`: of the data."""
-    where = f"a column {reward.column}" if reward.column else "an answer"
-    other = "" if reward.is_code else ", or `column` in the reward"
-    return (
-        f"{path}: reward {reward.title} compares with the right answer, and no record has {where}; expected "
-        f"`completion`, `solution`, `ground_truth`, `answer` or `target`{other}"
-    )
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys((*COMPLETIONS, *RIGHT_ANSWERS)))
+    where = "an answer"
+    remedy = f"expected one of {names}"
+    if reward.column:
+        where = f"a column {reward.column}"
+        remedy = f"name another one, or leave `column` out where the answer is in one of {names}"
+    elif not reward.is_code:
+        remedy += "; or name the column that holds it by `column` in the reward"
+    return f"{path}: reward {reward.title} compares with the right answer, and no record has {where}; {remedy}"
 
 
 def lacks_targets(path: str, reward: RewardConfig) -> str:
