@@ -107,12 +107,20 @@ def test_three_ranks_reward_the_same_answers(inputs: Path, tmp_path: Path) -> No
     toy.require_like(one, three)
 
 
+@pytest.mark.parametrize(
+    ("reward", "sentence"),
+    [
+        ("0.0", "nothing was learned: all 32 answers got reward 0"),
+        ("float('nan')", "nothing was learned: no reward judged any of 32 answers"),
+    ],
+    ids=["zero", "nan"],
+)
 def test_a_run_that_learns_nothing_ends_with_that(
-    inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], reward: str, sentence: str
 ) -> None:
     config = held_out(inputs, {"max_steps": 2, "eval_steps": 2, "save_steps": 2})
     (tmp_path / "never.py").write_text(
-        "def never(completions, **rest):\n    return [0.0] * len(completions)\n"
+        f"def never(completions, **rest):\n    return [{reward}] * len(completions)\n"
     )
     values = config.model_dump(exclude_unset=True)
     never = {"file": str(tmp_path / "never.py"), "function": "never"}
@@ -121,7 +129,6 @@ def test_a_run_that_learns_nothing_ends_with_that(
     file.write_text(Config.model_validate(values).model_dump_json(exclude_unset=True))
     assert cli.main(["train", str(file)]) == errors.OK
     shown = capfd.readouterr().out
-    sentence = "nothing was learned: all 32 answers got reward 0"
     assert sentence in shown.splitlines()[-1], shown
     assert f"`kubetune rollouts {tmp_path / 'run'}`" in shown.splitlines()[-1]
     assert "Next:" not in shown

@@ -55,7 +55,8 @@ FILES: dict[str, dict[str, Any]] = {
             "tokens_per_second": 4.5, "trained_tokens_per_second": 2.5, "tflops_per_device": 0.1, "peak_tflops": 1.0,
             "peak_source": "measured: a product", "mfu": 0.1, "counted": "All.",
         },
-        "loss_runaway": {"first": 1.0, "last": 9.0, "steps": 5}, "nothing_learnt": {"answers": 4, "reward": 0.0},
+        "loss_runaway": {"first": 1.0, "last": 9.0, "steps": 5},
+        "nothing_learnt": {"answers": 4, "reward": 0.0, "unjudged": False},
         "data_fingerprint": "5f", "config_sha256": "a1", "versions": {"torch": "2"}, "finished": TIME,
         "preflight": {"forecast_bytes": 9, "measured_bytes": 9, "tokens": 9},
         "actuals": {

@@ -48,6 +48,7 @@ class Totals:
     last_measures: dict[str, deque[float]] = field(default_factory=dict)  # at most _ENDS each
     # Steps of a run by reward from which nothing was learnt, as all answers to each prompt got the same reward.
     flat_steps: int = 0
+    unjudged_steps: int = 0  # those in which no reward judged any answer
     lowest_reward: float = math.inf  # means of steps
     highest_reward: float = -math.inf
 
@@ -94,6 +95,8 @@ class Totals:
                 self.last_measures.setdefault(name, deque(maxlen=_ENDS)).append(value)
         if step.get("zero_variance") == 1.0:
             self.flat_steps += 1
+        if step.get("unjudged") == 1.0:
+            self.unjudged_steps += 1
         reward: Any = step.get("reward")
         if is_number(reward):
             self.lowest_reward = min(self.lowest_reward, reward)
@@ -176,12 +179,18 @@ def nothing_learnt(totals: Totals, answers_of_prompt: int) -> dict[str, Any] | N
     spread = totals.last_measures.get("reward_std", ())
     is_same = totals.lowest_reward == totals.highest_reward and not any(spread)
     facts["reward"] = totals.lowest_reward if is_same else None
+    facts["unjudged"] = totals.unjudged_steps == totals.steps
     return facts
 
 
 def nothing_learnt_line(facts: Mapping[str, Any], run_dir: Path | None = None) -> str:
     """Return what `nothing_learnt` returned as a sentence, with a command that can be pasted for a run at hand."""
     place = "RUN_DIR" if run_dir is None else shell_word(str(run_dir))
+    if facts.get("unjudged"):
+        return (
+            f"nothing was learned: no reward judged any of {facts['answers']:,} answers, as all returned None or NaN. Look "
+            f"at them with `kubetune rollouts {place}`, and at what the functions return"
+        )
     answers = f"all {facts['answers']:,} answers"
     if facts["reward"] is None:
         same = (

@@ -216,6 +216,7 @@ class _Runaway(TypedDict, total=False):
 class _NothingLearnt(TypedDict, total=False):
     answers: Required[Count]
     reward: Required[MaybeNumber]
+    unjudged: bool
 
 
 @with_config(_STRICT)
