@@ -135,6 +135,22 @@ def test_the_link_for_kserve_is_passed_over(registry: Registry) -> None:
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
+def test_the_folder_that_kserve_mounts_may_hold_all_files(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As images that were built for KServe have it."""
+    monkeypatch.setattr(address, "MOUNTED", str(tmp_path / "images"))
+    weights = {"org.cncf.model.filepath": "models/model.safetensors"}
+    small = tar({"models/config.json": b"{}", "./models/models/a": b"x"})
+    digest = put(registry, (TAR, small, {}), (RAW, b"w", weights))
+    path = f"oci://{registry.host}/team/bot@{digest}"
+    mounted = Path(address.mounted_folder(address.parse(path), digest))
+    (mounted / "models").mkdir(parents=True)
+    folder = pull.fetch(path)
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    assert names == ["config.json", "model.safetensors", "models/a"]
+
+
 def test_an_image_that_is_mounted_is_not_fetched(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,8 @@ def fetch(
     # What has a digest never changes, so the registry need not be asked.
     if digest is not None:
         for folder in (Path(mounted_folder(address, digest)), place / folder_of_digest(digest)):
-            if folder.is_dir():
+            # What is mounted stays as it is, so such an image is fetched.
+            if folder.is_dir() and not _has_layout_of_kserve(folder):
                 return folder
     if offline:
         raise ModelError(
@@ -157,6 +158,22 @@ def _fill(
             allowance = registry.persistently(unpack)
         if allowance.files == _MOST_FILES:
             raise ModelError(f"{registry.address} holds no files; expected those of a model")
+        if _has_layout_of_kserve(unpacked):
+            _lift(unpacked)
+
+
+def _has_layout_of_kserve(folder: Path) -> bool:
+    """True if an image has its files in a folder `models`, which KServe mounts, and nothing beside it."""
+    return (folder / MODELS_LINK).is_dir() and len(list(folder.iterdir())) == 1
+
+
+def _lift(folder: Path) -> None:
+    """Move the files of an image to its root, where those of every other image are."""
+    # One of them may be called as the folder is.
+    lifted = (folder / MODELS_LINK).rename(files.temporary_sibling(folder / MODELS_LINK))
+    for path in lifted.iterdir():
+        path.rename(folder / path.name)
+    lifted.rmdir()
 
 
 def _require_room(folder: Path, needed: int, address: Address) -> None:
@@ -242,7 +259,9 @@ def _write(
     """Write a file of a tar. Links and devices are refused: they could lead out of the folder."""
     source = archive.extractfile(member) if member.isreg() else None
     if source is None:
-        raise ModelError(f"{address}: {member.name!r} is neither a file nor a folder")
+        raise ModelError(
+            f"{address}: {member.name!r} is neither a file nor a folder; expected an image of a model's files alone"
+        )
     with open(_place_of(folder, member.name, address), "wb") as file:
         shutil.copyfileobj(source, file, _BUFFER_BYTES)
 
