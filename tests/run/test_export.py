@@ -234,7 +234,9 @@ def test_a_damaged_checkpoint_is_said_to_be_one_by_whoever_asks_it(
         errors.EnvironmentFault, match=rf"step-\d+ {message}; choose another --checkpoint"
     ):
         load_run(run_dir)
-    with pytest.raises(errors.ConfigError, match=rf"step-\d+ {message}; choose another --step"):
+    with pytest.raises(
+        errors.EnvironmentFault, match=rf"step-\d+ {message}; choose another --checkpoint"
+    ):
         export(run_dir, tmp_path / "out")
 
 

@@ -1,7 +1,7 @@
 """Checks of what a run's result can be asked: its base, and the data or benchmarks to evaluate it on.
 
-Only settings and names of files are read. The verbs ask here before they load a model, and the page, which has no
-torch, shows the same refusals.
+Only settings, names of files and their sizes are read. The verbs ask here before they load a model, and the page, which
+has no torch, shows the same refusals.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config, DataConfig, ModelConfig, SourceConfig
 from kubetune.data.reading.hub import is_local, require_model
 from kubetune.data.reading.sources import require_sources
+from kubetune.rundir import checkpoints
 from kubetune.rundir.adapter_settings import choose_trained
 
 
@@ -22,10 +23,12 @@ def require_result(run_dir: Path, which: str = "best", model: str | None = None)
     """Return the config of a run that has this checkpoint, and whose base is to be had.
 
     `model`: the base as `--model` names it. Raise ConfigError for no run or no checkpoint, ModelError for an adapter
-    whose base is neither here nor on a hub that can be reached.
+    whose base is neither here nor on a hub that can be reached, EnvironmentFault for a checkpoint that lacks something.
     """
     config = read_config(run_dir)
-    choose_trained(run_dir, config, which)
+    checkpoint = choose_trained(run_dir, config, which)
+    # Checksums take as long as the weights are large, so they are compared while these are loaded.
+    require_undamaged(checkpoint, checkpoints.verify(checkpoint, thorough=False))
     # A model that was trained whole needs nothing but its checkpoint.
     if config.lora is None:
         return config
@@ -37,6 +40,14 @@ def require_result(run_dir: Path, which: str = "best", model: str | None = None)
     if not is_local(base.path):
         require_model(base.model_copy(update={"tokenizer": None}), os.environ)
     return config
+
+
+def require_undamaged(checkpoint: Path, damage: str | None) -> None:
+    """Raise EnvironmentFault for a checkpoint with which something is wrong, in the words of `checkpoints.verify`."""
+    if damage:
+        raise errors.EnvironmentFault(
+            f"{checkpoint} {damage}; choose another --checkpoint. Nothing was loaded."
+        )
 
 
 def is_here(model: ModelConfig) -> bool:

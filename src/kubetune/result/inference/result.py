@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import transformers
 
-from kubetune import errors
 from kubetune.base.files import StrPath, require_plain
 from kubetune.config.naming import OF_TRACKERS
 from kubetune.config.resolved import read_config
@@ -37,7 +36,7 @@ from kubetune.result.inference.base_here import (
     config_here,
     require_room,
 )
-from kubetune.result.inference.requirements import not_here
+from kubetune.result.inference.requirements import not_here, require_undamaged
 from kubetune.rundir import checkpoints
 from kubetune.rundir.adapter_settings import choose_trained
 from kubetune.tasks import task_of
@@ -133,10 +132,7 @@ class Result:
         `base`: True if the base is loaded; left out, it is for an adapter. Raise ConfigError if they are others, and
         EnvironmentFault if the checkpoint is damaged, before anything of it is loaded.
         """
-        if self.damage:
-            raise errors.EnvironmentFault(
-                f"{self.checkpoint} {self.damage}; choose another --checkpoint. Nothing was loaded."
-            )
+        require_undamaged(self.checkpoint, self.damage)
         if base and self.config.model.path == str(self.checkpoint):
             raise not_here(self.run_dir, self.trained.model.path)
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 
-from kubetune import errors
 from kubetune.base import fault_injection, files, locks, whole_folder
 from kubetune.base.logs import scrub
 from kubetune.data.vision.image_processor import write_limits
@@ -31,6 +30,7 @@ from kubetune.result.forms.wanted import (
     place_of,
     require_place,
 )
+from kubetune.result.inference.requirements import require_undamaged
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.result.publishing import base_files, export_facts, model_card, modelfile
 from kubetune.result.publishing.written_export import Export
@@ -59,10 +59,7 @@ def export_run(
     """
     result = open_result(run_dir, which, model, trust_code)
     # Everything that can be refused is refused before the model is loaded.
-    if result.damage:
-        raise errors.ConfigError(
-            f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written."
-        )
+    require_undamaged(result.checkpoint, result.damage)
     require_export(TrainedModel.of(result.config, result.run_dir), wanted)
     name = chosen(wanted, result.trained.lora)
     form = FORMS[name]
