@@ -380,6 +380,21 @@ def test_a_claim_is_known_again_after_a_kill_before_the_store_has_answered(
     assert "checkpoints [3, 6, 7]" in again.stdout
 
 
+def test_what_the_user_allows_is_kept_before_anything_is_sent(
+    store: Store, inputs: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "kubetune", "train"]
+    command.append(str(run_file(tmp_path, inputs, "s3://runs/allowed")))
+    state = tmp_path / "state"
+    with serving(store.url, WITHHELD, until="PUT /runs/allowed/mirror.json") as proxy:
+        environ = {**os.environ, "AWS_ENDPOINT_URL": proxy.url, "XDG_STATE_HOME": str(state)}
+        with subprocess.Popen(command, env=environ, cwd=tmp_path) as killed:
+            assert proxy.arrived.wait(60)
+            allowed = [json.loads(file.read_text())["key"] for file in state.rglob("*.json")]
+            killed.kill()
+    assert allowed == ["mirror"]
+
+
 def test_a_claim_with_nothing_beside_it_is_taken_over(
     store: Store, run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

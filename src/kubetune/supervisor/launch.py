@@ -10,6 +10,7 @@ from kubetune import errors
 from kubetune.base import files, processes
 from kubetune.base.files import StrPath
 from kubetune.base.signals import Relay
+from kubetune.config import consent
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
@@ -91,6 +92,8 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
     with hold(run_dir, 0):
+        # An empty store gets the claim of this run, so what the user allows is kept before.
+        consent.allow(consent.effects_of(config, ["mirror"]))
         # A process of its own, so that a signal can end it in the middle of a large file.
         command = processes.module("kubetune.rundir.mirror.copier", "restore", run_dir, address)
         environ = {**os.environ, copier.STARTING: json.dumps(resolved(config))}
