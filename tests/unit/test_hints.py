@@ -53,6 +53,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "did you mean causal_lm? Expected one of",
         ),
         ("plan --model MODEL --data train.jsonl task=DPO", "did you mean preference?"),
+        (
+            "plan --model MODEL --data train.jsonl evaluation.generate.metrics=bleu",
+            "did you mean metric?",
+        ),
         ("plan --model MODEL --data train.jsonl data.overlong=trunacte", "did you mean truncate?"),
         (
             "plan --model ./damagd --data train.jsonl",

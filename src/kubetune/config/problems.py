@@ -174,6 +174,12 @@ def _shown(value: Any) -> str:
 def suggest(path: KeyPath) -> str:
     """Return the known key that an unknown one may have meant, as a question; else the keys that are known there."""
     name = str(path[-1])
+    siblings = list(json_schema.keys(json_schema.at(path[:-1]) or {}))
+
+    # Hardly another word, in the right section: `evaluation.generate.metrics`, though `evaluation.metrics` is a key.
+    close = nearest(name, siblings, 0.9)
+    if close:
+        return f"did you mean {close}?"
 
     # The right name in the wrong section: `lora.seed` for `training.seed`.
     homes = [dotted(known) for known, _ in json_schema.leaves() if known[-1] == name]
@@ -181,7 +187,6 @@ def suggest(path: KeyPath) -> str:
         return f"did you mean {' or '.join(homes)}?"
 
     # A wrong spelling in the right section: `lora.dropuot`.
-    siblings = list(json_schema.keys(json_schema.at(path[:-1]) or {}))
     close = nearest(name, siblings, 0.7)
     if close:
         return f"did you mean {close}?"
