@@ -170,7 +170,7 @@ def _tree(paths: set[Path]) -> Object:
 
 def _paths(tree: Object, start: Path = ()) -> Iterator[Path]:
     """Yield the paths of the nested maps of fieldsV1."""
-    if not tree:
+    if start and not tree:
         yield start
     for part, inner in tree.items():
         yield from _paths(inner, (*start, part))

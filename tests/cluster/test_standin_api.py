@@ -243,6 +243,16 @@ def test_what_operators_keep_as_it_is() -> None:
     assert fields == {"spec.replicatedJobs", "spec.failurePolicy"}
 
 
+def test_an_object_of_nothing_but_a_name_may_be_applied_twice() -> None:
+    flavor = {
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ResourceFlavor",
+        "metadata": {"name": "any"},
+    }
+    once = apply(None, flavor, "one", force=False)
+    assert apply(once, flavor, "one", force=False)["metadata"]["name"] == "any"
+
+
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "PyTorchJob", "Service"])
 def test_names_of_operators_begin_with_a_letter(kind: str) -> None:
     wrong = {"kind": kind, "metadata": {"name": "3b"}, "spec": {}}
