@@ -14,6 +14,7 @@ from standin.state.resources import resource_of
 from standin.state.store import Store
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
+_DEFAULT_QUEUE = "default"
 # A real webhook learns of a new object some moments later; counted, it is the same on a slow machine.
 _REFUSALS_OF_NEW = 1
 
@@ -28,12 +29,20 @@ class Webhooks:
     def admit(self, obj: Object, old: Object | None) -> None:
         """Raise ApiError for an object that is refused; `old` is what it would replace."""
         match obj["kind"]:
+            case "Job" if old is None:
+                self._into_default_queue(obj)
             case "TrainJob" if old is None:
                 self._admit_train_job(obj)
             case "JobSet" if old is None:
                 self._admit_jobset(obj)
             case "StatefulSet" if old is not None:
                 _admit_stateful_set(obj, old)
+
+    def _into_default_queue(self, obj: Object) -> None:
+        """Put a Job that names no queue into that of the namespace, where it has one called so."""
+        queue = self._store.get("LocalQueue", namespace_of(obj), _DEFAULT_QUEUE)
+        if queue and _QUEUE not in labels_of(obj):
+            obj["metadata"]["labels"] = {**labels_of(obj), _QUEUE: _DEFAULT_QUEUE}
 
     def _admit_train_job(self, obj: Object) -> None:
         """Raise ApiError 403 for a TrainJob whose runtime is not there, or not known yet."""

@@ -12,8 +12,8 @@ TRAINERS = "app.kubernetes.io/component=trainer"
 SCRIPT = "trap 'touch /outputs/saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"
 
 
-def queue(desk: Desk, stop_policy: str = "None", cpus: str = "1000") -> None:
-    """Make the queue `gpu`, and what it takes to have it."""
+def queue(desk: Desk, stop_policy: str = "None", cpus: str = "1000", name: str = "gpu") -> None:
+    """Make a queue, and what it takes to have it."""
     quota = {"cpu": cpus, "memory": "1Ti", "nvidia.com/gpu": "1000"}
     resources = [{"name": name, "nominalQuota": amount} for name, amount in quota.items()]
     group = {
@@ -29,7 +29,7 @@ def queue(desk: Desk, stop_policy: str = "None", cpus: str = "1000") -> None:
     desk.cluster.apply(
         of_kueue("ResourceFlavor", "any"),
         of_kueue("ClusterQueue", "all", spec=everything),
-        of_kueue("LocalQueue", "gpu", spec=local),
+        of_kueue("LocalQueue", name, spec=local),
         of_kueue("WorkloadPriorityClass", "urgent", value=10),
     )
 
@@ -55,6 +55,24 @@ def test_a_queued_run_is_stopped_stays_so_and_goes_on(desk: Desk) -> None:
     assert workload["spec"]["active"] is True
     assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "running"
     assert "is not stopped" in desk.quick("resume", "fit", code=2).stderr
+
+
+def test_a_run_that_names_no_queue_may_be_in_that_of_the_namespace(desk: Desk) -> None:
+    """Kueue puts it there, and would start it again if it were only suspended."""
+    queue(desk, stop_policy="Hold", name="default")
+    desk.submit_script(SCRIPT, compute__nodes=1)
+    desk.cluster.wait("Job", "fit", lambda job: job["spec"].get("suspend"))
+    shown = desk.quick("status", "fit").stdout
+    assert "waiting in queue default: LocalQueue default is inactive" in shown
+    assert "queue default: LocalQueue default is inactive" in desk.quick("logs", "fit").stderr
+    queue(desk, name="default")
+    desk.cluster.wait_ready("fit", pods=1)
+    desk.quick("stop", "fit")
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "stopped"
+    (workload,) = desk.cluster.find("Workload", "")
+    assert workload["spec"]["active"] is False
+    desk.quick("resume", "fit")
+    desk.cluster.wait_ready("fit", pods=1)
 
 
 def test_a_stateful_set_is_resumed_though_kueue_still_takes_it_away(desk: Desk) -> None:

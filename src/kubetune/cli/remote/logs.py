@@ -194,7 +194,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
 
         # Why pods do not run or, where Kueue holds back the workload, why there are none.
         reasons = _lasting_reasons(list(by_name.values()))
-        if spec.kubernetes.queue and not trainers:
+        if not trainers:
             reasons |= _reasons_of_queue(cluster, spec)
 
         # What held back a pod that runs now is over, unless the warning is new.
@@ -230,14 +230,14 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
 
 def _reasons_of_queue(cluster: Cluster, spec: RunSpec) -> dict[str, str]:
     """Return why Kueue holds back the workload; nothing where it does not."""
-    from kubetune.k8s.cluster import kueue
+    from kubetune.k8s.cluster import kueue, pods
     from kubetune.k8s.cluster.run_lookup import workload_kind
 
     workload = cluster.get(workload_kind(spec), spec.name)
     reason = kueue.why_waiting(cluster, workload)
-    if not reason:
+    if workload is None or not reason:
         return {}
-    return {f"queue {spec.kubernetes.queue}": reason}
+    return {f"queue {pods.queue_of(workload)}": reason}
 
 
 def _by_name(pods: Sequence[Object]) -> dict[str, Object]:

@@ -291,10 +291,9 @@ def why(observed: ObservedRun) -> str:
         return _why_failed(observed)
 
     # Kueue holds back the workload, so there are no pods to ask.
-    queue = observed.spec.kubernetes.queue
-    is_held = observed.workload is not None and pods.is_suspended(observed.workload)
-    if queue and is_held:
-        reason = f"waiting in queue {queue}"
+    workload = observed.workload
+    if workload is not None and pods.queue_of(workload) and pods.is_suspended(workload):
+        reason = f"waiting in queue {pods.queue_of(workload)}"
         if observed.reason:
             reason += f": {observed.reason}"
         return reason

@@ -100,7 +100,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         preparing = preparation.find_pods(cluster, spec)
         state, cause = preparation.state_before_training(cluster, spec, state, preparing)
         reason = cause or reason
-    if state == "waiting" and not reason and spec.kubernetes.queue:
+    if state == "waiting" and not reason:
         reason = kueue.why_waiting(cluster, workload)
 
     samplers = sampler_pods(cluster, spec)

@@ -416,10 +416,15 @@ def is_suspended(workload: Object) -> bool:
     return kinds_by_object()[workload["kind"]].suspends(workload)
 
 
+def queue_of(workload: Object) -> str:
+    """Return Kueue's queue of a workload, empty where it has none. Kueue puts what names none into the namespace's."""
+    return str(labels_of(workload).get(QUEUE_NAME, ""))
+
+
 def is_held_back(workload: Object) -> bool:
     """True if a suspended workload waits for Kueue, rather than for `resume`."""
     kind = kinds_by_object()[workload["kind"]]
-    if QUEUE_NAME not in labels_of(workload) or not kind.is_suspended_by_kueue:
+    if not queue_of(workload) or not kind.is_suspended_by_kueue:
         return False
     return STOPPED not in (workload["metadata"].get("annotations") or {})
 

@@ -162,7 +162,7 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
     """Take all pods of a run away, or let them come back."""
     # Kueue restarts what is only suspended, so its own object must change too.
     kind = kind_of(spec.kubernetes.kind)
-    is_queued = bool(spec.kubernetes.queue) and kind.is_suspended_by_kueue
+    is_queued = bool(pods.queue_of(workload)) and kind.is_suspended_by_kueue
     if is_queued and kueue.is_installed(cluster):
         kueue.activate(cluster, workload, active=not suspend)
         return
