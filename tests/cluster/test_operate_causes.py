@@ -58,7 +58,7 @@ DRAINED = """
 test -e /outputs/again && { touch /outputs/up-$JOB_COMPLETION_INDEX; while :; do sleep 0.02; done; }
 trap 'touch /outputs/again; exit 143' TERM
 echo up
-while test ! -e /outputs/again; do sleep 0.02; done; exit 143
+while test ! -e /outputs/end; do sleep 0.02; done; exit 143
 """
 
 
@@ -80,6 +80,8 @@ def test_a_pod_that_was_drained_is_named_and_costs_no_retry(desk: Desk, kind: st
     ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     desk.cluster.wait_gone("Pod", name_of(drained))
+    # Only now may the other pod end: whose end a Job sees first is what it fails by.
+    (desk.cluster.claim_folder("fit-outputs") / "end").touch()
     if kind == "job":
         # It keeps the pod of the other node, which has ended.
         desk.cluster.wait_pods(TRAINERS, 3)
