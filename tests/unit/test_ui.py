@@ -523,6 +523,36 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
     assert not errors
 
 
+@browser.needed
+def test_the_first_curve_and_the_first_evaluation_come_without_a_reload(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "live", 60)
+    numbers = run_dir / metrics.METRICS
+    numbers.write_text("")
+    (run_dir / "logs").mkdir(exist_ok=True)
+    beat = {"rank": 0, "phase": "step", "waiting": False, "step": 1}
+    times = {"time": time.time(), "since": time.time()}
+    (run_dir / "logs" / "rank-0.beat.json").write_text(json.dumps({**beat, **times}))
+    errors = list[str]()
+    with served(tmp_path) as address, browser.opened(errors) as page:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url(f"{address}/")
+        browser.show(page, f"{address}/run?dir=live")
+        page.evaluate("window.isSamePage = true")
+        assert page.locator(".hero").count() == 0
+        with numbers.open("a") as lines:
+            for step in range(1, 9):
+                lines.write(json.dumps({"step": step, "epoch": 1.0, "loss": 9.0 / step}) + "\n")
+        page.locator(".hero canvas").wait_for()
+        assert "training loss" in page.locator(".hero .what").inner_text().lower()
+        with numbers.open("a") as lines:
+            lines.write('{"step": 8, "epoch": 1.0, "eval_loss": 1.0, "eval_exact_match": 0.5}\n')
+        # One evaluation makes no curve: that of the steps stays beside it.
+        page.locator(".hero .to", has_text="50 %").first.wait_for()
+        page.locator(".hero figure h3", has_text="Loss").wait_for()
+        assert page.evaluate("window.isSamePage")
+    assert not errors
+
+
 # What is lower than a finger needs; links within a sentence, a line of a table or a legend are as high as their text.
 LOW = """[...document.querySelectorAll("a[href], button, select, summary, input[type=search]")].filter((part) =>
   part.checkVisibility() && !part.closest("p, td, th, figure, footer, .skip") && part.getBoundingClientRect().height < 39.5

@@ -66,8 +66,11 @@ class Hero:
 def hero(run: RunRecord) -> Hero | None:
     """Return the point of a run, or None if it has neither an evaluation nor a step."""
     shown = point(run)
-    if shown is None:
-        return _of_steps(run)
+    # What the model was before training says nothing of a run that has not been evaluated since.
+    if shown is None or not shown.step:
+        of_steps = _of_steps(run, shown)
+        if of_steps is not None or shown is None:
+            return of_steps
     beside: list[Value] = []
     for name, label in _names_beside(run):
         other = measure(run, run.of_best or run.base, name)
@@ -82,7 +85,7 @@ def hero(run: RunRecord) -> Hero | None:
         sureness(run, shown),
         shown.is_worse,
         beside,
-        curve(run, shown.name),
+        _best_curve(run, shown.name),
         _example(run, shown.name),
         shown.on_scale,
     )
@@ -108,8 +111,11 @@ def _label(run: RunRecord, shown: Measured) -> str:
     return shown.label
 
 
-def _of_steps(run: RunRecord) -> Hero | None:
-    """Return the point of a run by its steps: reward, divergence, accuracy or loss in the first and the last of them."""
+def _of_steps(run: RunRecord, before: Measured | None) -> Hero | None:
+    """Return the point of a run by its steps: reward, divergence, accuracy or loss in the first and the last of them.
+
+    `before`: what was measured before training.
+    """
     for key in _OF_STEPS:
         ends = _ends(run, key)
         if ends is None:
@@ -120,8 +126,10 @@ def _of_steps(run: RunRecord) -> Hero | None:
         is_worse = first is not None and (last < first if is_greater_better(key) else last > first)
         sure = "of the only step" if first is None else "mean of the first and of the last steps"
         if not run.evaluations:
-            sure += "; nothing was held out to measure it"
+            sure += "; " + _why_not_evaluated(run)
         beside = []
+        if before is not None:
+            beside.append(Value(f"{before.label} before training", "", before.texts[1]))
         for other in _BESIDE_STEPS.get(key, ()):
             ends = _ends(run, other)
             if ends is not None:
@@ -132,6 +140,15 @@ def _of_steps(run: RunRecord) -> Hero | None:
             beside.append(Value("held-out token accuracy", *held_out.texts))
         return Hero(replace(value, label=label), sure, is_worse, beside, curve(run, key))
     return None
+
+
+def _why_not_evaluated(run: RunRecord) -> str:
+    """Return why a run without evaluations has none."""
+    if run.base:
+        return "not evaluated since it began"
+    if run.plan and run.plan.eval_rows:
+        return "not evaluated"
+    return "nothing was held out to measure it"
 
 
 def _ends(run: RunRecord, key: str) -> tuple[float | None, float] | None:
@@ -150,6 +167,18 @@ def _ends(run: RunRecord, key: str) -> tuple[float | None, float] | None:
 def _value(name: str, before: float | None, after: float) -> Value:
     """Return a measure's number as the page writes it, such as 0 → 92 %."""
     return Value(label_of(name), *before_and_after(name, before, after))
+
+
+def _best_curve(run: RunRecord, name: str) -> Chart | None:
+    """Return the curve of the point, or that of the steps while too few evaluations make one."""
+    evaluations = column(run.measurements, full_name(name), POINTS)
+    # Two points of a run that goes on, or died, are a line that nobody measured.
+    least = 2 if run.exit_status is not None and run.exit_status.state == "done" else 3
+    own = curve(run, name)
+    if own is None or (len(own.lines) == 1 and (not evaluations or _points(evaluations) < least)):
+        of_steps = (curve(run, key) for key in _OF_STEPS)
+        return next((drawn for drawn in of_steps if drawn is not None), own)
+    return own
 
 
 def curve(run: RunRecord, name: str) -> Chart | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kubetune.base.humanize import place
 
 if TYPE_CHECKING:
     from kubetune.config.schema import DataConfig
@@ -74,8 +77,27 @@ def train_again(run_dir: Path) -> list[str]:
     now = dict(dotted_values(resolved(by_file)))
     then = dict(dotted_values(resolved(at_first)))
     moved = moved_numbers(now, then, with_addresses=True)
-    overrides = [f"{key}={value}" for key, _, value in moved]
+    overrides = [f"{key}={_as_typed(value, run_dir)}" for key, _, value in moved]
     return ["train", str(run_file), output, *overrides]
+
+
+def _as_typed(value: str, run_dir: Path) -> str:
+    """Return a value of an override as somebody would type it: a source without settings of its own by its path.
+
+    '[{"path": "/data/a.jsonl", "weight": 1.0, …}]' → /data/a.jsonl
+    """
+    from kubetune.config.schema import SourceConfig
+
+    known = json.loads(value)
+    if isinstance(known, list) and len(known) == 1 and isinstance(known[0], dict):
+        path = known[0].get("path")
+        if path and known[0] == SourceConfig(path=path).model_dump(mode="json"):
+            known = path
+    # Any other text might be read as something else than a text.
+    if isinstance(known, str) and re.fullmatch(r"/[\w./+-]*", known):
+        # Below a run that is named from the current directory, so are its files.
+        return known if run_dir.is_absolute() else place(known)
+    return value
 
 
 def today() -> str:

@@ -12,7 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.humanize import counted, duration
-from kubetune.errors import GATE, OK, ConfigError, KubetuneError
+from kubetune.errors import (
+    ENVIRONMENT,
+    GATE,
+    LOST_PEER,
+    OK,
+    ConfigError,
+    KubetuneError,
+    OutOfMemory,
+)
 from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import curves_of, page_of
 from kubetune.reporting.reading import RunRecord
@@ -193,6 +201,7 @@ def one_run(request: Request) -> Response:
         "left": duration(progress["seconds_left"]),
         "is_live": is_live,
         "unread": record.numbers.unread,
+        "charts_later": True,
     }
 
     task = record.config.task
@@ -228,8 +237,11 @@ def _what_to_do(
             can_stop=is_running_here,
             can_mend=mend is not None,
             can_continue=can_continue,
+            is_passing=_is_passing(ended),
             has_checkpoints=bool(run.checkpoints),
         ),
+        # Without a checkpoint the same command begins anew.
+        "continuing": "Continue" if run.checkpoints else "Run again",
         "can_stop": is_running_here,
         "can_continue": can_continue,
         "stop_words": shlex.join(["kubetune", "stop", str(run.path)]) if is_running_here else "",
@@ -240,15 +252,21 @@ def _what_to_do(
 
 
 def _first_action(
-    state: str, *, can_stop: bool, can_mend: bool, can_continue: bool, has_checkpoints: bool
+    state: str,
+    *,
+    can_stop: bool,
+    can_mend: bool,
+    can_continue: bool,
+    is_passing: bool,
+    has_checkpoints: bool,
 ) -> str:
     """Return what one does next with a run in this state: the first button of its page."""
     if can_stop:
         return "stop"
     if can_mend:
         return "mend"
-    # One that failed before its first checkpoint would fail the same way.
-    if can_continue and state != "failed":
+    # One that failed by itself would fail the same way.
+    if can_continue and (state != "failed" or is_passing):
         return "continue"
     if state == "done" and has_checkpoints:
         return "chat"
@@ -269,6 +287,13 @@ def _continue_words(run_dir: Path) -> str:
 def _is_over(ended: Mapping[str, Any] | None) -> bool:
     """True if a run is done, whether it passed its gate or not: the same command would not continue it."""
     return ended is not None and ended["code"] in (OK, GATE)
+
+
+def _is_passing(ended: Mapping[str, Any] | None) -> bool:
+    """True if what ended a run came from outside, such as a kill or a full disk: the same command may go well."""
+    if ended is None or ended.get("error") == OutOfMemory.__name__:
+        return False
+    return ended["code"] in (LOST_PEER, ENVIRONMENT)
 
 
 def _number(text: str | None) -> int:
@@ -308,6 +333,7 @@ def compare(request: Request) -> Response:
     records = site.records.read(run_dirs)
     template, facts = page_of(records)
     facts["unread"] = sum(record.numbers.unread for record in records)
+    facts["charts_later"] = True
     facts["is_live"] = any(record.exit_status is None for record in records)
     facts["query"] = address(site, *run_dirs, path="").removeprefix("?")
     facts["addresses"] = [address(site, run_dir) for run_dir in run_dirs]

@@ -366,7 +366,7 @@ window.drawCharts = () => {
     const fresh = JSON.parse(event.detail);
     const isSame = fresh.charts.length === charts.length && fresh.charts.every((chart, i) =>
       chart.name === charts[i].name && chart.lines.length === charts[i].lines.length);
-    if (!isSame) { location.reload(); return; }
+    if (!isSame) { event.preventDefault(); return; }
     fresh.charts.forEach((chart, index) => {
       const plot = drawn.get(index);
       const all = plot.data[0];

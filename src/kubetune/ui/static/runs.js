@@ -1,5 +1,5 @@
 // The table of runs: what is found, folded and grouped, which columns it has, and the curves of the runs that are chosen.
-import { byId } from "./ui.js";
+import { byId, drawCharts } from "./ui.js";
 const keptAs = "runs-table";
 const readKept = () => {
   try { return { hidden: [], group: "", open: [], ...JSON.parse(localStorage.getItem(keptAs) ?? "{}") }; } catch { return { hidden: [], group: "", open: [] }; }
@@ -59,11 +59,6 @@ const keep = () => {
 
 const chosen = () => [...choice.querySelectorAll("input:checked")].map((box) => box.value);
 
-// The library that draws is loaded with the first curve that is wanted.
-const load = (name) => new Promise((onload, onerror) => {
-  document.head.append(Object.assign(document.createElement("script"), { src: `/static/${name}`, onload, onerror }));
-});
-let library = null;
 let drawnFor = "";
 const showCurves = async () => {
   const runs = chosen().slice(0, most);
@@ -89,9 +84,7 @@ const showCurves = async () => {
   pane.replaceChildren(...part.body.childNodes);
   pane.scrollTop = seen;
   if (numbers === undefined) return;
-  library ??= load("uPlot.js").then(() => load("charts.js"));
-  await library;
-  window.drawCharts();
+  await drawCharts();
 };
 
 if (choice) {

@@ -128,6 +128,30 @@ const makeTabs = (list) => {
 const tabList = document.querySelector("nav.tabs ul");
 const tabs = tabList && makeTabs(tabList);
 
+// The library that draws is loaded with the first curve that is wanted.
+const load = (name) => new Promise((onload, onerror) => {
+  document.head.append(Object.assign(document.createElement("script"), { src: `/static/${name}`, onload, onerror }));
+});
+let library = null;
+export const drawCharts = async () => {
+  library ??= window.drawCharts ? Promise.resolve() : load("uPlot.js").then(() => load("charts.js"));
+  await library;
+  window.drawCharts();
+};
+
+// Numbers of the page itself: curves of chosen runs have theirs beside the table.
+const ownNumbers = "body > #chart-data";
+// Charts that were not there, or had other lines, take the places of the old ones.
+const redraw = async (page, numbers) => {
+  const axis = byId("x-axis")?.value;
+  for (const id of ["point", "curves"]) if (byId(id)) swap(byId(id), page.getElementById(id));
+  document.querySelector(ownNumbers)?.remove();
+  if (!numbers) return;
+  document.body.append(document.adoptNode(numbers));
+  if (axis) byId("x-axis").value = axis;
+  await drawCharts();
+};
+
 const refresh = async () => {
   const answer = await fetch(location.href, { cache: "no-store" });
   if (!answer.ok) throw new Error(String(answer.status));
@@ -146,12 +170,10 @@ const refresh = async () => {
   tabs?.renew(page);
   document.title = page.title;
   document.querySelector("link[rel=icon]").href = page.querySelector("link[rel=icon]").href;
-  // Numbers of the page itself: curves of chosen runs have theirs beside the table.
-  const own = "body > #chart-data";
-  const data = page.querySelector(own);
-  const isChanged = [own, ".hero"].some((name) => Boolean(page.querySelector(name)) !== Boolean(document.querySelector(name)));
-  if (isChanged) location.reload();
-  else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
+  const numbers = page.querySelector(ownNumbers);
+  const isAsBefore = [ownNumbers, ".hero"].every((name) => Boolean(page.querySelector(name)) === Boolean(document.querySelector(name)));
+  const areSame = isAsBefore && (!numbers || document.dispatchEvent(new CustomEvent("charts", { detail: numbers.textContent, cancelable: true })));
+  if (!areSame) await redraw(page, numbers);
   // Tables are sorted again, and what was chosen is chosen again.
   document.dispatchEvent(new CustomEvent("renewed"));
   filter();
@@ -187,7 +209,7 @@ const listen = (address) => {
 if (document.body.dataset.news) listen(document.body.dataset.news);
 
 // A part that takes a while to be told comes by itself, again and again while the page is seen.
-const load = async (place) => {
+const keepLoading = async (place) => {
   for (;;) {
     if (!document.hidden) {
       const answer = await fetch(place.dataset.load).catch(() => null);
@@ -200,7 +222,7 @@ const load = async (place) => {
     await pause(5000);
   }
 };
-document.querySelectorAll("[data-load]").forEach(load);
+document.querySelectorAll("[data-load]").forEach(keepLoading);
 
 const filter = () => document.querySelectorAll("[data-filter]").forEach((field) => {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
