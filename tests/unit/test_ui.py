@@ -26,12 +26,14 @@ from kubetune.config.resolved import read_config
 from kubetune.data.length_bars import bars
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
-from kubetune.reporting.hero import hero
+from kubetune.reporting.hero import f1_by_class, hero
 from kubetune.reporting.histogram import shared_bars
+from kubetune.reporting.look.metric_values import measured
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.reporting.reading import read_run
 from kubetune.reporting.run_sentence import kind
 from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir.intervals import highest_p, mcnemar, p_in_words
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
 from kubetune.ui import connections, site
@@ -713,6 +715,22 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
     assert shown is not None
     assert not shown.is_worse
     assert [(value.label, value.is_worse) for value in shown.beside] == [("held-out loss", True)]
+    # Of 24 and 36 right ones of 48, at most 12 got worse and 24 better.
+    assert point("preference", accuracy=0.75)[2].startswith(
+        "may be chance: p ≤ 0.065 by McNemar on 48 held-out pairs"
+    )
+    # All are right, so that none can have got worse: that is the p-value itself.
+    assert point("preference", accuracy=1.0)[2].startswith("p = 1.2e-07 by McNemar")
+    # F1 is no share of rows; the accuracy of the same rows has a test.
+    point("sequence_classification", accuracy=1.0, f1_macro=1.0)
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert "; accuracy: p = 1.2e-07 by McNemar on 48 held-out rows" in shown.sure
+    # A pair is told apart by chance in half of the cases.
+    point("reward_model", accuracy=0.75)
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert shown.guess == (50, "guessing 50 %")
     (run_dir / metrics.BASE).unlink()
     assert point("grpo", exact_match=0.5, reward=1.5, reward_std=0.2) == (
         "reward", "1.5", "1.443–1.557 with 95 % confidence, of 48 held-out rows, at step 60",
@@ -720,6 +738,27 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
     shown = hero(read_run(run_dir))
     assert shown is not None
     assert [value.label for value in shown.beside] == ["spread of rewards", "exact match"]
+
+
+def test_a_p_value_is_a_bound_where_more_is_not_known() -> None:
+    for rows in range(1, 9):
+        for lost in range(rows + 1):
+            for gained in range(rows + 1 - lost):
+                for right in range(rows + 1 - lost - gained):
+                    # `right` rows are right before and after, so that all numbers of right rows are possible.
+                    highest = highest_p(right + lost, right + gained, rows)
+                    assert mcnemar(gained, lost) <= highest + 1e-12
+    assert p_in_words(1 / 10_001, "paired permutation") == "p ≤ 0.0001"
+    assert p_in_words(2 / 10_001, "paired permutation") == "p = 0.0002"
+    assert p_in_words(1e-28, "McNemar") == "p = 1e-28"
+    # What is 0 but for rounding is 0.
+    assert measured(-1.788e-08, "eval_margin") == "0"
+    assert measured(-1.788e-05, "eval_margin") == "-1.788e-05"
+
+
+def test_classes_are_told_by_f1_the_worst_first() -> None:
+    evaluation = {"names": ["a", "b", "c"], "confusion": [[8, 2, 0], [1, 3, 0], [0, 0, 0]]}
+    assert f1_by_class(evaluation) == {"a": 16 / 19, "b": 6 / 9}
 
 
 def test_a_run_whose_numbers_are_to_be_doubted_is_no_quiet_success(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, share, short
 from kubetune.config.metric_names import full_name, is_greater_better, is_share
@@ -61,6 +62,8 @@ class Hero:
     # Of an answer that got better what was asked, before and after; of a classifier the classes of its rows.
     example: Sequence[tuple[str, str]] = ()
     scale: Mapping[str, int] | None = None  # where a share lies between 0 and 100
+    # What one gets who has learned nothing: where it lies on that scale, and what it is.
+    guess: tuple[int, str] | None = None
 
 
 def hero(run: RunRecord) -> Hero | None:
@@ -88,7 +91,31 @@ def hero(run: RunRecord) -> Hero | None:
         _best_curve(run, shown.name),
         _example(run, shown.name),
         shown.on_scale,
+        _guess(run, shown.name) if shown.on_scale else None,
     )
+
+
+def _guess(run: RunRecord, name: str) -> tuple[int, str] | None:
+    """Return the share that needs no learning: half of the pairs, or the commonest class as the answer to every row."""
+    if name == "eval_accuracy" and run.config.record_kind in ("pair", "graded"):
+        return 50, "guessing 50 %"
+    held_out = (run.data.get("splits") or {}).get("eval") or {}
+    classes: dict[str, int] = held_out.get("classes") or {}
+    rows = held_out.get("rows")
+    # Rows with several labels, or none, are no draw of one class.
+    if not classes or sum(classes.values()) != rows:
+        return None
+    answer = max(classes, key=lambda label: classes[label])
+    if name == "eval_f1":
+        answer = list(classes)[-1]
+    part = classes[answer] / rows
+    f1 = 2 * part / (1 + part)
+    # All other classes have an F1 of 0; those without rows are in no mean.
+    present = sum(count > 0 for count in classes.values())
+    shares = {"eval_accuracy": part, "eval_f1": f1, "eval_f1_macro": f1 / present}
+    if name not in shares:
+        return None
+    return round(100 * shares[name]), f"always “{answer}” {share(shares[name])}"
 
 
 def _names_beside(run: RunRecord) -> list[tuple[str, str]]:
@@ -212,6 +239,9 @@ def _example(run: RunRecord, name: str) -> list[tuple[str, str]]:
                 spoken = turns(str(line["prompt"]))
                 asked = spoken[-1]["content"] if spoken else str(line["prompt"])
                 return [("asked", asked), ("before", line["before"]), ("after", line["answer"])]
+    by_f1 = sorted(f1_by_class(run.evaluation).items(), key=lambda item: item[1])
+    if by_f1:
+        return [(name, f"F1 {share(f1)}") for name, f1 in by_f1[:_MOST_CLASSES]]
     train = (run.data.get("splits") or {}).get("train") or {}
     classes = train.get("classes") or {}
     labels = sum(classes.values())
@@ -219,6 +249,22 @@ def _example(run: RunRecord, name: str) -> list[tuple[str, str]]:
     return [
         (name, f"{share(count / labels)} of the rows") for name, count in by_count[:_MOST_CLASSES]
     ]
+
+
+def f1_by_class(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Return the F1 of each class by the confusion matrix of `kubetune evaluate`; empty without one.
+
+    A row is a true class, a column a predicted one; 8 2 / 1 3 → F1 16 / 19 of the first, 6 / 9 of the second.
+    """
+    counts = evaluation.get("confusion") or []
+    by_class = {}
+    for index, name in enumerate(evaluation.get("names") or ()):
+        right = counts[index][index]
+        both = sum(counts[index]) + sum(row[index] for row in counts)
+        # A class that is neither there nor predicted has none.
+        if both:
+            by_class[str(name)] = 2 * right / both
+    return by_class
 
 
 def facts_line(run: RunRecord) -> list[str]:

@@ -13,7 +13,7 @@ from kubetune.reporting.look.metric_values import interval as interval_in_words
 from kubetune.reporting.look.metric_values import label_of, measured
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir import metrics
-from kubetune.rundir.intervals import mean_interval, wilson
+from kubetune.rundir.intervals import highest_p, mean_interval, p_in_words, wilson
 
 # p-values below this are told as certain; beyond it, the difference may be chance.
 _CERTAIN = 0.05
@@ -99,7 +99,21 @@ def measure(run: RunRecord, line: Mapping[str, Any], name: str) -> Measured | No
                 test = compared
     interval = _interval(run, line, name, after, test)
     before = run.base.get(name) if step else None
+    if test is None and name == "eval_accuracy" and before is not None:
+        test = _test_of_shares(before, after, (run.plan.eval_rows if run.plan else 0) or 0)
     return Measured(name, step, after, before, interval, test)
+
+
+def _test_of_shares(before: float, after: float, rows: int) -> dict[str, Any] | None:
+    """Return a test of two shares of the same rows, of which nothing is kept but how many were right."""
+    if not rows or not (0 <= before <= 1 and 0 <= after <= 1):
+        return None
+    were = round(before * rows)
+    are = round(after * rows)
+    # Where no row can have got worse, or none better, it is the p-value itself.
+    is_highest = were > 0 and are < rows and were < rows and are > 0
+    p_value = highest_p(were, are, rows)
+    return {"p_value": p_value, "test": "McNemar", "rows": rows, "is_highest": is_highest}
 
 
 def before_and_after(name: str, before: float | None, after: float) -> tuple[str, str]:
@@ -114,19 +128,23 @@ def before_and_after(name: str, before: float | None, after: float) -> tuple[str
 def sureness(run: RunRecord, shown: Measured) -> str:
     """Return whether the difference may be chance, by the test of the same checkpoint, and where it was measured."""
     parts = []
-    test = shown.test if metrics.is_number((shown.test or {}).get("p_value")) else None
+    unit = _UNITS.get(run.config.record_kind, "row")
+    test = _test(shown, unit)
     if test:
-        parts.append(_test(test))
+        parts.append(test)
     if shown.interval:
         parts.append(shown.confidence)
     if not test and run.plan and run.plan.eval_rows:
-        unit = _UNITS.get(run.config.record_kind, "row")
         parts.append(f"of {counted(run.plan.eval_rows, f'held-out {unit}')}")
     parts.append(f"at step {shown.step:,}" if shown.step else "before training")
     data = (run.of_best or {}).get("data")
     if data:
         parts.append(f"on {Path(data).name}")
     where = ", ".join(parts)
+    # F1 is no share of rows, so that no test is known of it; the accuracy of the same rows has one.
+    accuracy = measure(run, run.of_best or {}, "eval_accuracy") if not test else None
+    if accuracy is not None and accuracy.test:
+        where += f"; accuracy: {_test(accuracy, unit)}"
     if test or shown.name in run.base or not shown.step:
         return where
     return f"{where}; the model before training was not evaluated"
@@ -152,12 +170,16 @@ def _interval(
     return None
 
 
-def _test(line: Mapping[str, Any]) -> str:
-    """Return a test of significance in words."""
+def _test(shown: Measured, unit: str) -> str:
+    """Return the test of a difference in words, "" if there is none. `unit`: what its rows are called."""
+    line = shown.test or {}
+    if not metrics.is_number(line.get("p_value")):
+        return ""
     chance = "" if line["p_value"] < _CERTAIN else "may be chance: "
-    text = f"{chance}p = {line['p_value']:.2g}"
-    if line.get("test"):
-        text += f" by {line['test']}"
+    name = line.get("test") or ""
+    text = chance + p_in_words(line["p_value"], name, is_highest=line.get("is_highest", False))
+    if name:
+        text += f" by {name}"
     if line.get("rows"):
-        text += f" on {counted(line['rows'], 'held-out row')}"
+        text += f" on {counted(line['rows'], f'held-out {unit}')}"
     return text

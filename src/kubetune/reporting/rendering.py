@@ -11,6 +11,7 @@ from markupsafe import Markup
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
 from kubetune.reporting.look.metric_values import interval, label_of, measured
 from kubetune.reporting.look.style import favicon, style, text_of
+from kubetune.rundir.intervals import p_in_words
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import now
 from kubetune.rundir.throughput import mfu_sentence
@@ -61,6 +62,7 @@ FILTERS = (
     measured,
     mfu_sentence,
     number,
+    p_in_words,
     percent,
     place,
     share,

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kubetune.rundir.intervals import CONFIDENCE, wilson
+from kubetune.rundir.intervals import CONFIDENCE, FLIPS, mcnemar, wilson
 
-# Samples of the bootstrap, and flips of signs of the permutation test.
+# Samples of the bootstrap.
 RESAMPLES = 2000
-FLIPS = 10_000
 # Signs drawn at a time: those of many rows would fill the memory.
 _BLOCK = 2**20
 
@@ -78,7 +77,7 @@ def compare(
             mean,
             gained,
             lost,
-            _mcnemar(gained, lost),
+            mcnemar(gained, lost),
             "McNemar",
         )
 
@@ -101,14 +100,3 @@ def compare(
         (as_far + 1) / (FLIPS + 1),
         "paired permutation",
     )
-
-
-def _mcnemar(gained: int, lost: int) -> float:
-    """Return twice the share of throws of a fair coin that are so uneven.
-
-    3 gained, 1 lost: of the 16 ways that 4 throws fall, 5 have at most 1 of the rarer side, so 2 · 5 / 16 = 0.625.
-    """
-    throws = gained + lost
-    tail = sum(math.comb(throws, k) for k in range(min(gained, lost) + 1))
-    # Whole numbers are divided: 2.0**1024 is too large for a float.
-    return min(1.0, 2 * tail / (1 << throws))

@@ -15,6 +15,7 @@ from kubetune.config.metric_names import TOLD_AT_THE_END, full_name
 from kubetune.config.schema.evaluation import how_answered
 from kubetune.data.length_bars import bars
 from kubetune.rundir import metrics, shapes
+from kubetune.rundir.intervals import p_in_words
 from kubetune.scoring.comparison import (
     Answered,
     answers_file,
@@ -216,7 +217,7 @@ def line_in_words(line: Mapping[str, Any]) -> str:
     low, high = line["after_interval"]
     return (
         f"{text} (95 %: {low:.3g}–{high:.3g}, {line['rows']} rows); {line['gained']} gained, {line['lost']} lost, "
-        f"p = {line['p_value']:.2g} ({line['test']})"
+        f"{p_in_words(line['p_value'], line['test'])} ({line['test']})"
     )
 
 

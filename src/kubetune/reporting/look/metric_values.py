@@ -16,9 +16,15 @@ _LABELS = {
 }
 
 
+# Below it, a metric is 0 but for rounding: the margin of a model over itself comes out as -1.8e-08.
+_ROUNDING = 1e-6
+
+
 def measured(value: Any, metric: str) -> str:
     """Return a value of a metric: `92 %` of a share, `0.0761` of anything else, a dash for None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and abs(value) < _ROUNDING:
+        value = 0
     if is_number and is_share(metric) and 0 <= value <= 1:
         return share(float(value))
     return number(value)

@@ -26,7 +26,7 @@ window.drawCharts = () => {
     return `${Number(value.toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   };
   const write = {
-    fixed: (v) => String(Number(v.toPrecision(4))),
+    fixed: (v) => String(Math.abs(v) < 1e-6 ? 0 : Number(v.toPrecision(4))),
     exponent: (v) => (v === 0 ? "0" : Number(v.toPrecision(3)).toExponential()),
     short: (v) => Math.round(v).toLocaleString("en"),
     bytes: inUnits,

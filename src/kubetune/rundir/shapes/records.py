@@ -55,6 +55,7 @@ class _Split(TypedDict, total=False):
     trained_tokens: Count
     longest: Count
     lengths: list[Bar] | None
+    classes: dict[str, Count]
 
 
 @with_config(_STRICT)
