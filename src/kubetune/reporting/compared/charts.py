@@ -21,27 +21,20 @@ def compared_charts(charts: Sequence[Chart], runs: Runs) -> tuple[list[Chart], l
     """Return the charts that compare runs, one for each run if they learn different things, and what is left out."""
     same_task = len({run.config.task for run in runs}) == 1
     kept = []
-    other_tasks = []
     dots = []
     for chart in charts:
         # What runs of different tasks learn is on a chart of each of them.
         if chart.name.startswith(_OF_LEARNING) and not same_task:
-            other_tasks.append(chart.title)
+            continue
         # Points of one evaluation each make no curve; the table of results has them.
-        elif chart.name != "loss" and max(len(line.series.steps) for line in chart.lines) < 2:
+        if chart.name != "loss" and max(len(line.series.steps) for line in chart.lines) < 2:
             dots.append(chart.title)
         else:
             kept.append(chart)
     task = runs[0].config.task if same_task else ""
     ordered, _ = in_order(kept, task, _of_point(kept, runs) if same_task else None)
-    sentences = []
-    if other_tasks:
-        sentences.append(
-            f"Not laid over each other, as the tasks differ: {', '.join(other_tasks)}."
-        )
-    if dots:
-        sentences.append(f"Not drawn, as each run has one value: {', '.join(dots)}.")
-    return ordered, [] if same_task else _own_charts(runs), " ".join(sentences)
+    not_drawn = f"Not drawn, as each run has one value: {', '.join(dots)}." if dots else ""
+    return ordered, [] if same_task else _own_charts(runs), not_drawn
 
 
 def _of_point(charts: Sequence[Chart], runs: Runs) -> Chart | None:

@@ -14,7 +14,7 @@ from kubetune.reporting.point import point, sureness
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.run_charts import labels, letter
 from kubetune.reporting.run_page import MOST_ANSWERS
-from kubetune.reporting.run_sentence import kind, sentence, task_in_words
+from kubetune.reporting.run_sentence import kind, sentence
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     obstacle = _obstacle(cautions)
     rows = _rows([cards.measured_cards(run) for run in runs], are_comparable=not obstacle)
     shown, alike = _differing(rows)
+    shared, alone = _shared(shown, only=bool(cautions["tasks"]))
     work, alike_work = _differing(_rows([cards.cards(run) for run in runs], are_comparable=False))
     sentences = {_in_a_line(run) for run in runs}
 
     different, common = differences([resolved(run.config) for run in runs])
-    of_tasks = [row for row in different if cautions["tasks"] and _is_of_task(row[0])]
-    settings = [row for row in different if row not in of_tasks]
+    settings, of_tasks = _by_task(different, only=bool(cautions["tasks"]))
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
     differing = [] if obstacle else settings[:_MOST_TOLD]
     return {
@@ -71,7 +71,8 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "sentence": sentences.pop() if len(sentences) == 1 else "",
         # No line breaks before a sign.
         "verdict": _in_words(rows, names, obstacle).replace(" %", "\u00a0%"),
-        "results": shown,
+        "results": shared,
+        "of_one_run": alone,
         "alike": alike,
         "work": work,
         "alike_work": alike_work,
@@ -125,6 +126,29 @@ def _differing(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[str, str]]]:
         else:
             alike.append((row.label, only))
     return shown, alike
+
+
+def _shared(rows: Sequence[Row], *, only: bool) -> tuple[list[Row], list[str]]:
+    """Return the rows that compare runs, and the labels of those that one run alone has.
+
+    `only`: of different tasks. What one of them alone measures is no comparison, and is on the page of its run.
+    """
+    shared = []
+    alone = []
+    for row in rows:
+        if only and sum(card is not None for card in row.values) < 2:
+            alone.append(row.label)
+        else:
+            shared.append(row)
+    return shared, alone
+
+
+def _by_task(
+    different: Sequence[tuple[str, list[str]]], *, only: bool
+) -> tuple[list[tuple[str, list[str]]], list[tuple[str, list[str]]]]:
+    """Return the settings that differ, and apart from them those that one of the tasks alone reads (`only`: of several)."""
+    of_tasks = [row for row in different if only and _is_of_task(row[0])]
+    return [row for row in different if row not in of_tasks], of_tasks
 
 
 def _best(of_row: Sequence[cards.Card | None]) -> tuple[int | None, str]:
@@ -232,7 +256,7 @@ def _cautions(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, str]
         )
     differ, about = _same_data(runs, names)
     return {
-        "tasks": _other_tasks(runs, names),
+        "tasks": _other_tasks(runs),
         "data": about if differ else "",
         "lengths": text,
     }
@@ -268,15 +292,13 @@ def _in_short(key: str) -> str:
     return name if len(name) > 2 else key
 
 
-def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def _other_tasks(runs: Sequence[RunRecord]) -> str:
     """Return a warning that the runs learn different things, "" if they do not."""
-    by_task: dict[str, list[str]] = {}
-    for name, run in zip(names, runs, strict=True):
-        by_task.setdefault(task_in_words(run), []).append(name)
     if len({run.config.task for run in runs}) < 2:
         return ""
-    tasks = "; ".join(f"{task}: {', '.join(of_task)}" for task, of_task in by_task.items())
-    return f"{tasks}. Their losses and scores measure different things: each is shown against its own beginning."
+    return (
+        "Their losses and scores measure different things: each is shown against its own beginning."
+    )
 
 
 def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[bool, str]:
