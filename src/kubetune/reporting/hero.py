@@ -22,6 +22,7 @@ _BESIDE = (
     "reward_std", "reward", "exact_match", "divergence", "margin", "f1_macro", "accuracy", "loss"
 )  # fmt: skip
 _MOST_BESIDE = 2
+TRAINING_LOSS = "training loss"
 _MOST_CLASSES = 4  # that it names
 # Measures of steps that a run without evaluations is about.
 _OF_STEPS = ("reward", "divergence", "accuracy", "loss")
@@ -149,7 +150,7 @@ def _of_steps(run: RunRecord, before: Measured | None) -> Hero | None:
             continue
         first, last = ends
         value = _value(key, first, last)
-        label = f"training {value.label}" if key == "loss" else value.label
+        label = TRAINING_LOSS if key == "loss" else value.label
         is_worse = first is not None and (last < first if is_greater_better(key) else last > first)
         sure = "of the only step" if first is None else "mean of the first and of the last steps"
         if not run.evaluations:
@@ -267,14 +268,16 @@ def f1_by_class(evaluation: Mapping[str, Any]) -> dict[str, float]:
     return by_class
 
 
-def facts_line(run: RunRecord) -> list[str]:
-    """Return everything else that one wants to know first, as short texts for one line."""
+def facts_line(run: RunRecord, shown: Hero | None) -> list[str]:
+    """Return everything else that one wants to know first, as short texts for one line. `shown`: what is above it."""
     totals = run.numbers.totals
     steps = cards.last_step(run)
     planned = run.plan.num_steps if run.plan else 0
     facts = [f"{steps:,} of {planned:,} steps" if planned else counted(steps, "step")]
     # What GRPO and a distillation lower says nothing of how good they are.
-    if totals.last.get("loss") is not None and run.config.task not in ("grpo", "distill"):
+    is_telling = run.config.task not in ("grpo", "distill")
+    is_shown = shown is not None and shown.value.label == TRAINING_LOSS
+    if totals.last.get("loss") is not None and is_telling and not is_shown:
         facts.append(
             f"training loss {number(totals.first.get('loss'))} → {number(totals.last['loss'])}"
         )

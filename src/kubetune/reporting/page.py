@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def _charts_of_one(run: RunRecord, of_run: Hero | None) -> tuple[list[Chart], li
     if curve is not None:
         # The task's own chart of this measure shows more: single steps around the smoothed line, and their band.
         of_measure = [chart for chart in charts if chart.name == curve.name]
-        curve = of_measure[0] if of_measure else replace(curve, markers=markers(run.incidents))
+        curve = of_measure[0] if of_measure else replace(curve, markers=markers(run))
         charts = charts_of([run], apart=f"eval_{curve.name}")
     ordered, single = in_order(charts, run.config.task, curve)
     return ordered, single, int(curve is not None)
@@ -149,7 +149,7 @@ def charts_of(runs: Runs, apart: str = "") -> list[Chart]:
     # Lines of several runs would not say to which run they belong.
     vertical_lines = []
     if len(runs) == 1:
-        vertical_lines = markers(runs[0].incidents)
+        vertical_lines = markers(runs[0])
     charts = []
     for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs, apart)):
         about = _with_missing_runs(chart, runs)
@@ -176,12 +176,16 @@ def _with_missing_runs(chart: Chart, runs: Runs) -> str:
     return f"{chart.about} Not recorded: {', '.join(missing)}.".strip()
 
 
-def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
+def markers(run: RunRecord) -> list[dict[str, Any]]:
     """Return a vertical line for each step at which something happened."""
     by_step: dict[int, list[Incident]] = {}
-    for incident in incidents:
-        if incident.step is not None:
-            by_step.setdefault(incident.step, []).append(incident)
+    for incident in run.incidents:
+        step = incident.step
+        # Who is killed writes no step: a death that nothing followed was at the last one.
+        if step is None and incident is run.incidents[-1]:
+            step = run.numbers.totals.steps
+        if step is not None:
+            by_step.setdefault(step, []).append(incident)
 
     # A run that failed and continued from the same step has one line, in the colour of an error.
     lines = []

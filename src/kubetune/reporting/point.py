@@ -17,6 +17,9 @@ from kubetune.rundir.intervals import highest_p, mean_interval, p_in_words, wils
 
 # p-values below this are told as certain; beyond it, the difference may be chance.
 _CERTAIN = 0.05
+# Metrics of answers of which each is right or wrong.
+_RIGHT_OR_WRONG = ("exact_match", "contains", "regex", "numeric", "label", "json_valid")
+_ROUNDING = 1e-6  # of a number of rows
 # What a held-out row of a kind of record is.
 _UNITS = {"pair": "pair", "graded": "pair", "judged": "answer"}
 
@@ -99,17 +102,32 @@ def measure(run: RunRecord, line: Mapping[str, Any], name: str) -> Measured | No
                 test = compared
     interval = _interval(run, line, name, after, test)
     before = run.base.get(name) if step else None
-    if test is None and name == "eval_accuracy" and before is not None:
-        test = _test_of_shares(before, after, (run.plan.eval_rows if run.plan else 0) or 0)
+    if test is None and before is not None:
+        test = _test_of_shares(before, after, _rows_behind(run, name))
     return Measured(name, step, after, before, interval, test)
+
+
+def _rows_behind(run: RunRecord, name: str) -> int:
+    """Return of how many rows a metric is the share that is right; 0 where that is not known, or rows are right in part."""
+    rows = (run.plan.eval_rows if run.plan else 0) or 0
+    if name == "eval_accuracy":
+        return rows
+    asked = run.config.evaluation.generate
+    if name.removeprefix("eval_") not in _RIGHT_OR_WRONG or run.config.draws_answers:
+        return 0
+    # An evaluation that stops after a time has asked fewer.
+    if asked is None or asked.max_seconds is not None:
+        return 0
+    return min(rows, asked.rows or rows)
 
 
 def _test_of_shares(before: float, after: float, rows: int) -> dict[str, Any] | None:
     """Return a test of two shares of the same rows, of which nothing is kept but how many were right."""
-    if not rows or not (0 <= before <= 1 and 0 <= after <= 1):
-        return None
     were = round(before * rows)
     are = round(after * rows)
+    is_share_of_rows = abs(before * rows - were) + abs(after * rows - are) < _ROUNDING
+    if not rows or not is_share_of_rows or not (0 <= were <= rows and 0 <= are <= rows):
+        return None
     # Where no row can have got worse, or none better, it is the p-value itself.
     is_highest = were > 0 and are < rows and were < rows and are > 0
     p_value = highest_p(were, are, rows)
@@ -157,15 +175,14 @@ def _interval(
     if test and test.get("after_interval"):
         low, high = test["after_interval"]
         return low, high
-    rows = run.plan.eval_rows if run.plan else 0
-    if not rows:
-        return None
     # A share of held-out rows.
-    if name == "eval_accuracy" and 0 <= value <= 1:
+    rows = _rows_behind(run, name)
+    if rows and 0 <= value <= 1:
         return wilson(value, rows)
+    rows = (run.plan.eval_rows if run.plan else 0) or 0
     # A mean of numbers whose spread is known.
     spread: Any = line.get("eval_reward_std")
-    if name == "eval_reward" and metrics.is_number(spread):
+    if rows and name == "eval_reward" and metrics.is_number(spread):
         return mean_interval(value, float(spread), rows)
     return None
 
@@ -173,13 +190,18 @@ def _interval(
 def _test(shown: Measured, unit: str) -> str:
     """Return the test of a difference in words, "" if there is none. `unit`: what its rows are called."""
     line = shown.test or {}
-    if not metrics.is_number(line.get("p_value")):
-        return ""
-    chance = "" if line["p_value"] < _CERTAIN else "may be chance: "
-    name = line.get("test") or ""
-    text = chance + p_in_words(line["p_value"], name, is_highest=line.get("is_highest", False))
-    if name:
-        text += f" by {name}"
-    if line.get("rows"):
+    text = test_in_words(line)
+    if text and line["p_value"] >= _CERTAIN:
+        text = f"may be chance: {text}"
+    if text and line.get("rows"):
         text += f" on {counted(line['rows'], f'held-out {unit}')}"
     return text
+
+
+def test_in_words(line: Mapping[str, Any]) -> str:
+    """Return `p = 2e-28 by McNemar` of a line that compares two models, "" of one without a test."""
+    if not metrics.is_number(line.get("p_value")):
+        return ""
+    name = line.get("test") or ""
+    text = p_in_words(line["p_value"], name, is_highest=line.get("is_highest", False))
+    return f"{text} by {name}" if name else text

@@ -28,6 +28,11 @@ def failure_of(run: RunRecord, reason: str) -> dict[str, Any]:
     # The first sentence is the cause; what follows says what came of it, or what to do.
     first, _, others = reason.partition("\n")
     title, *more = re.split(r"(?<=[.?]) +|: +(?=File \")", first, maxsplit=1)
+    # rank 0 was killed by SIGKILL (out of memory, or somebody's kill -9)
+    in_brackets = re.fullmatch(r"(.{12,}?) \(([^()]{30,})\)\.?", title)
+    if in_brackets is not None:
+        title = in_brackets[1]
+        more = [in_brackets[2][0].upper() + in_brackets[2][1:], *more]
     texts = [text for text in (*more, others) if text]
     return {"title": title.rstrip("."), "more": "\n".join(texts), **_place(run, reason)}
 
