@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from kubetune.reporting.answers_over_time import (
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.look.metric_values import label_of
+from kubetune.reporting.point import measure, point, test_in_words
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.run_sentence import kind, sentence
 from kubetune.reporting.verdict_lines import verdict
@@ -47,8 +48,9 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     if run.ended:
         ended = _moment(run.ended)
 
-    point = hero(run)
-    facts = facts_line(run)
+    evaluation = _evaluations(run)
+    shown = hero(run)
+    facts = facts_line(run, shown)
     rollouts = None
     if run.config.draws_answers:
         rollouts = shown_rollouts(run.path, run.config.rewards, SECTION)
@@ -64,15 +66,15 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "reason": reason,
         "damage": cards.damage(run),
         "cautions": cards.cautions_of(run),
-        "hero": point,
+        "hero": shown,
         "facts_line": facts,
         "more_cards": cards.cards(run),
         "kind": kind(run),
         "sentence": sentence(run),
-        "evaluation": _evaluations(run),
+        "evaluation": evaluation,
         "best_step": best["step"] if best else None,
         "matrix": _confusion_matrix(run.evaluation),
-        "verdict": verdict(run.verdict, run.benchmarks),
+        "verdict": _without_repeats(verdict(run.verdict, run.benchmarks), evaluation),
         "answers": run.answers[:MOST_ANSWERS],
         "answer_count": len(run.answers),
         "splits": _splits(run),
@@ -112,7 +114,7 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
             if index % every == 0 or line["step"] == best or line is lines[-1]:
                 shown.append(line)
 
-    keys = metric_keys(lines)
+    keys = _ordered_keys(run)
     rows = []
     for line in shown:
         values = [line.get(key) for key in keys]
@@ -121,8 +123,51 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
         "metrics": keys,
         "names": [_metric_name(key) for key in keys],
         "rows": rows,
+        "certainty": _certainty(run, keys),
         "skipped": len(lines) - len(shown),
     }
+
+
+def _ordered_keys(run: RunRecord) -> list[str]:
+    """Return the metrics of a run's evaluations, that which it is about first."""
+    about = point(run)
+    keys = metric_keys(run.measurements)
+    if about and about.name in keys:
+        keys.remove(about.name)
+        keys.insert(0, about.name)
+    return keys
+
+
+def _certainty(run: RunRecord, keys: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return how sure each metric of the best checkpoint is, as lines of texts; lines that would be empty are left out."""
+    line = run.of_best
+    if line is None:
+        return []
+    values = [measure(run, line, key) for key in keys]
+    intervals = [value.interval_text if value else "" for value in values]
+    changes = []
+    tests = []
+    for value in values:
+        test = (value.test if value else None) or {}
+        changes.append(f"+{test['gained']:,} −{test['lost']:,}" if "gained" in test else "")
+        tests.append(test_in_words(test))
+    shown = [
+        ("95 % interval", intervals),
+        ("rows better, worse", changes),
+        ("against step 0", tests),
+    ]
+    return [(name, texts) for name, texts in shown if any(texts)]
+
+
+def _without_repeats(
+    judged: dict[str, Any] | None, evaluation: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return the verdict without what the table of evaluations says: it has the same checkpoint beside step 0."""
+    steps = [step for step, _, _ in evaluation["rows"]] if evaluation else []
+    if judged is None or evaluation is None or 0 not in steps or judged["step"] not in steps:
+        return judged
+    rows = [row for row in judged["rows"] if row["name"] not in evaluation["metrics"]]
+    return {**judged, "rows": rows}
 
 
 def _metric_name(key: str) -> str:

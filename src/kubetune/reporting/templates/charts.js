@@ -297,29 +297,20 @@ window.drawCharts = () => {
     ...chart.data[0].map((step, at) => [step, ...chart.lines.map((_, i) => chart.data[i + 1][at])])]
     .map((row) => row.map(inCells).join(",")).join("\r\n") + "\r\n";
   const picture = (index) => {
-    const chart = charts[index];
+    const { name, title, lines } = charts[index];
     const source = drawn.get(index).ctx.canvas;
     const em = 16 * devicePixelRatio;
-    const shown = chart.lines.filter((line, i) => line.kind !== "edge" && !hidden.get(index).has(i));
-    const canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [source.width + 2 * em, source.height + (2.5 + 1.4 * shown.length) * em];
+    const shown = lines.filter((line, i) => line.kind !== "edge" && !hidden.get(index).has(i));
+    const canvas = Object.assign(document.createElement("canvas"), { width: source.width, height: source.height + (2.5 + 1.4 * shown.length) * em });
     const ctx = canvas.getContext("2d");
+    const say = (text, y, fill) => { ctx.fillStyle = fill; ctx.fillText(text, em, y, source.width - 2 * em); };
     ctx.fillStyle = colour("--panel");
     ctx.fillRect(0, 0, canvas.width, canvas.height);
-    ctx.fillStyle = colour("--ink");
-    ctx.font = `600 ${em}px Inter, system-ui, sans-serif`;
-    ctx.fillText(`${chart.title} · ${document.title}`, em, 1.4 * em, source.width);
-    ctx.drawImage(source, em, 2 * em);
-    ctx.font = `${0.85 * em}px Inter, system-ui, sans-serif`;
-    ctx.lineWidth = 2 * devicePixelRatio;
-    shown.forEach((line, row) => {
-      const y = source.height + (2.6 + 1.4 * row) * em;
-      ctx.strokeStyle = ofLine(line);
-      ctx.setLineDash(dashes[line.dash % dashes.length].map((part) => part * devicePixelRatio));
-      ctx.stroke(new Path2D(`M${em} ${y}H${3.5 * em}`));
-      ctx.fillText(line.label, 4 * em, y + 0.3 * em);
-    });
-    canvas.toBlob((blob) => save(`${chart.name}.png`, blob));
+    ctx.font = `${em}px Inter, system-ui, sans-serif`;
+    say(`${title} · ${document.title}`, 1.4 * em, colour("--ink"));
+    ctx.drawImage(source, 0, 2 * em);
+    shown.forEach((line, row) => say(line.label, source.height + (2.9 + 1.4 * row) * em, ofLine(line)));
+    canvas.toBlob((blob) => save(`${name}.png`, blob));
   };
 
   charts.forEach((chart, index) => {
@@ -396,7 +387,6 @@ window.drawCharts = () => {
   };
   addEventListener("beforeprint", () => paper(true), { signal });
   addEventListener("afterprint", () => paper(false), { signal });
-  matchMedia("print").addEventListener("change", (query) => paper(query.matches), { signal });
   addEventListener("resize", () => { if (!onPaper) document.dispatchEvent(new CustomEvent("shown")); }, { signal });
   // The window may have been as large before.
   document.addEventListener("fullscreenchange", drawAll, { signal });
