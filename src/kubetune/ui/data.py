@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from shlex import quote
@@ -36,6 +36,7 @@ from kubetune.ui.row_search import ORDERS, PAGE, PROBLEMS, Query, open_rows
 from kubetune.ui.site import Missing, Site, act, find_run, page, site_of
 
 MOST_BAD = 50  # bad records of a page
+_MOST_FOLDERS = 6  # before a file's name
 _MOST_FILES = 200  # run files to choose from
 
 
@@ -129,7 +130,21 @@ def _files_of_runs(site: Site) -> list[dict[str, Any]]:
     for paths, of_files in by_files.items():
         of_files.sort(key=_last_used, reverse=True)
         files.append({"paths": paths, "names": of_files[0]["names"], "sets": of_files})
+    _tell_apart(files)
     return sorted(files, key=lambda file: _last_used(file["sets"][0]), reverse=True)
+
+
+def _tell_apart(files: Sequence[dict[str, Any]]) -> None:
+    """Put folders before the names of files that are called alike: a/train.jsonl, b/train.jsonl."""
+    depth = 1
+    while depth < _MOST_FOLDERS:
+        depth += 1
+        names = [file["names"] for file in files]
+        alike = [file for file in files if names.count(file["names"]) > 1]
+        for file in alike:
+            file["names"] = ["/".join(Path(path).parts[-depth:]) for path in file["paths"]]
+        if not alike:
+            break
 
 
 def _started(run: Mapping[str, Any]) -> str:
