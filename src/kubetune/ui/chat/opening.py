@@ -40,9 +40,10 @@ def runs_to_talk_to(site: Site) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 
 def first_of(offered: Sequence[Mapping[str, Any]]) -> str:
-    """Return the run that a page opens with: the newest that one can talk to, else the newest; "" without any."""
+    """Return the run that a page opens with, "" without any: the newest good one that talks, else that talks, else any."""
     talking = [run for run in offered if run["task"] not in ASKING]
-    for run in [*talking, *offered]:
+    done = [run for run in talking if run["state"] == "done" and not run["cautions"]]
+    for run in [*done, *talking, *offered]:
         return str(run["dir"])
     return ""
 

@@ -60,9 +60,9 @@ const listOf = (kind, texts, { fields: about = {}, fixes = [] }) => {
     f.closest(".setting").append(note);
     f.setAttribute("aria-describedby", `${note.id} ${f.getAttribute("aria-describedby")}`);
     if (kind === "problem") f.setAttribute("aria-invalid", "true");
-    const line = element("li", "");
-    line.append(linkTo(f), `: ${note.firstChild.firstChild.textContent.split(/; |\. /)[0]}`, ofField.length > 1 ? `, and ${ofField.length - 1} more` : "");
-    list.append(line);
+    // What is wrong is said there; here is where.
+    list.append(element("li", ""));
+    list.lastChild.append(linkTo(f), ofField.length > 1 ? ` (${ofField.length})` : "");
   }
   return list.children.length ? [list] : [];
 };
