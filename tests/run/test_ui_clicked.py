@@ -137,6 +137,8 @@ def test_mistakes_are_told_at_their_fields_which_a_list_and_start_lead_to(
         tab, {"model.path": model[:-1], "data.train": f"{EMBEDDED}/data/trian.jsonl", "name": "a b"}
     )
     wait(tab, "document.querySelectorAll('#problems .problem li').length === 3")
+    # What is wrong is said once, at the field.
+    assert "lower case letters" not in tab.inner_text("#problems")
     at_name = tab.locator("[name=name]")
     described = str(at_name.get_attribute("aria-describedby")).split()
     assert "lower case letters" in tab.inner_text(f"[id='{described[0]}']")

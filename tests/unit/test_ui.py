@@ -37,6 +37,7 @@ from kubetune.rundir.intervals import highest_p, mcnemar, p_in_words
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
 from kubetune.ui import connections, site
+from kubetune.ui.chat.opening import first_of
 from kubetune.ui.failure import failure_of
 from kubetune.ui.form.fixes import for_failure
 from kubetune.ui.security import Guard
@@ -483,7 +484,7 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         for name in ("first", "second"):
             assert page.is_checked(f"input[value={name}]"), "what is compared stays chosen"
         page.get_by_label("Find").fill("nothing-like-this")
-        page.locator("#choices li").first.wait_for(state="hidden")
+        page.get_by_text("0 of 2 runs").wait_for()
         assert not errors, "neither a script failed nor was anything refused by the policy"
 
 
@@ -650,14 +651,15 @@ def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path
         client.get("/", params={"token": TOKEN})
         listed = '<small class="from">0 →</small>94 %<small>exact match</small>'
         assert listed in client.get("/").text, "as the page of the run has it"
-        # One number is the same text in the point, the table of evaluations and that of the verdict.
+        # One number is the same text in the point and the table of evaluations, which has its interval and its test.
         page = client.get("/run?dir=a").text
         assert '<span class="to">94 %</span>' in page
-        assert page.count(">94 %</td>") >= 2
+        assert page.partition('id="evaluation"')[2].count(">94 %</td>") == 1
+        assert ">p = 1e-28 by McNemar</td>" in page
         assert ">0.94</td>" not in page
         assert ">81–95 %</td>" in page
         chosen = client.get("/", params={"metric": "eval_loss"}).text
-        assert '<span class="line">0.0726</span>' in chosen
+        assert "</svg>0.0726</span>" in chosen
         assert client.get("/", params={"metric": "eval_moon"}).status_code == 400
     # A test of another checkpoint, or of another metric, says nothing of this one.
     (run_dir / "checkpoints").mkdir(exist_ok=True)
@@ -797,9 +799,9 @@ def test_a_run_whose_numbers_are_to_be_doubted_is_no_quiet_success(tmp_path: Pat
     assert 'class="state done warned"' in listed
     for text in (failed, cut["sentence"]):
         assert text in listed
-        assert text in page
+        assert text[1:] in page, "it begins with a capital letter there"
         # Before the point of the run, not among its data.
-        assert page.index(text) < page.index('class="hero"')
+        assert page.index(text[1:]) < page.index('class="hero"')
     assert 'class="state done warned"' in page
     assert "<title>⚠ long" in page
     assert few["sentence"] not in listed
@@ -885,10 +887,7 @@ def test_a_run_is_best_only_where_intervals_are_apart_and_task_and_data_agree(
             json.dumps({**settings, "task": "reward_model"})
         )
         text = compared()
-        assert (
-            "Supervised fine-tuning (SFT): a; Reward model: b. Their losses and scores measure different"
-            in text
-        )
+        assert "Their losses and scores measure different things" in text
         assert "None can be called the best: they learn different tasks." in text
         assert 'class="best"' not in text
 
@@ -927,6 +926,107 @@ def test_a_failed_run_says_the_cause_the_line_and_what_mends_it(tmp_path: Path) 
         assert "Run again, changed" in page
         refused = change(visitor, "/run/mend", dir="a")
         assert refused == ["what would mend this run is not known; change it in the form"]
+
+
+def test_a_run_that_was_killed_shows_its_steps_and_is_run_again_first(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    lines = [{"step": step, "epoch": 1.0, "loss": 6.0 - step / 20} for step in range(1, 61)]
+    (run_dir / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # What the model was before training is known, and nothing since.
+    (run_dir / metrics.BASE).write_text('{"metrics": {"eval_exact_match": 0.0}}')
+    (run_dir / metrics.CONFIG).write_text("model: org/model\ndata: {train: train.jsonl}\n")
+    reason = "rank 0 was killed by SIGKILL (not for memory, as the kernel says: somebody's kill -9)"
+    ended = {"code": 145, "reason": reason, "step": None, "error": "RankDied"}
+    (run_dir / "exit.json").write_text(json.dumps(ended))
+    at = {"schema_version": 1, "time": "2026-01-01T00:00:00Z", "node": 0}
+    events = [{**at, "event": "launch"}, {**at, **ended, "event": "exit"}]
+    (run_dir / metrics.EVENTS).write_text("".join(json.dumps(event) + "\n" for event in events))
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        page = visitor.get("/run?dir=a").text
+        listed = visitor.get("/").text
+    assert re.search(r'class="main i-play" data-continue="a">Run again</button>', page)
+    assert '<p class="what">training loss</p>' in page
+    assert '<dt>exact match before training</dt><dd><span class="to">0 %' in page
+    assert "not evaluated since it began" in page
+    assert "rank 0 was killed by SIGKILL</h2>" in page
+    assert "<p>Not for memory, as the kernel says: somebody&#39;s kill -9" in page
+    # Its curve has a mark where it died.
+    assert '"markers":[{"step":60,' in page
+    # In the list the reason stands where its numbers would be.
+    assert re.search(r'data-label="evaluation"><small class="why" title="rank 0 was killed', listed)
+
+
+def test_the_list_draws_the_metric_that_is_chosen_and_is_where_runs_to_compare_are(
+    tmp_path: Path,
+) -> None:
+    for name, values in (("a", (0.0, 0.5, 1.0)), ("b", ())):
+        lines = [{"step": 1, "epoch": 1.0, "loss": 2.0}, {"step": 2, "epoch": 1.0, "loss": 1.0}]
+        lines += [{"step": 2, "epoch": 1.0, "eval_accuracy": value} for value in values]
+        run_dir = write_run(tmp_path / name, 60)
+        (run_dir / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        page = visitor.get("/").text
+        choosing = visitor.get("/compare?dir=a").text
+        both = visitor.get("/compare?dir=a&dir=b&choose=1").text
+    curves = re.findall(r"<title>(.*?)</title><polyline points=\"(.*?)\"", page)
+    assert curves == [
+        ("accuracy", "0.0,26.0 60.0,14.0 120.0,2.0"),
+        ("training loss", "0.0,2.0 120.0,26.0"),
+    ]
+    assert "<h1>Compare</h1>" in choosing
+    assert choosing.count(" checked") == 1
+    assert both.count(" checked") == 2
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        run_dir = write_run(tmp_path / name, 60)
+        settings = json.loads((run_dir / "resolved.json").read_text())
+        file = "other.jsonl" if name == "c" else f"of/{name}/data/train.jsonl"
+        settings["data"]["train"] = [{"path": f"/{file}"}]
+        (run_dir / "resolved.json").write_text(json.dumps(settings))
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        page = visitor.get("/data").text
+    names = re.findall(r'<a href="/data\?dir=.">(.*?)</a>', page)
+    assert sorted(names) == ["a/data/train.jsonl", "b/data/train.jsonl", "other.jsonl"]
+
+
+def test_runs_of_two_tasks_show_only_what_both_measure(tmp_path: Path) -> None:
+    for name, task, measured_there in (
+        ("a", "causal_lm", {"eval_exact_match": 0.5}),
+        ("b", "preference", {"eval_accuracy": 0.7, "eval_margin": 1.0}),
+    ):
+        run_dir = write_run(tmp_path / name, 60)
+        settings = json.loads((run_dir / "resolved.json").read_text())
+        (run_dir / "resolved.json").write_text(json.dumps({**settings, "task": task}))
+        line = {"step": 60, "epoch": 1.0, "eval_loss": 0.25 if name == "a" else 0.5}
+        (run_dir / metrics.METRICS).write_text(json.dumps({**line, **measured_there}) + "\n")
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        text = visitor.get("/compare?dir=a&dir=b").text
+    results = text[text.index('id="results"') : text.index('id="differences"')]
+    assert '<th scope="row">held-out loss' in results
+    assert '<th scope="row">margin' not in results
+    assert "Measured in one run only: exact match, accuracy, margin." in results
+
+
+def test_a_chat_opens_with_the_newest_run_that_is_done() -> None:
+    def run(name: str, **facts: Any) -> dict[str, Any]:
+        return {"dir": name, "task": "causal_lm", "state": "done", "cautions": [], **facts}
+
+    runs = [
+        run("stopped", state="stopped"),
+        run("of classes", task="sequence_classification"),
+        run("doubtful", cautions=["its reward failed"]),
+        run("good"),
+    ]
+    assert first_of(runs) == "good"
+    assert first_of(runs[:3]) == "stopped"
+    assert first_of(runs[1:2]) == "of classes"
+    assert first_of([]) == ""
 
 
 def test_a_reward_that_failed_is_shown_at_its_line(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ class Records:
     def listed(self) -> list[dict[str, Any]]:
         """Return the facts of all runs.
 
-        With `dir`, the name, `main`, the metric that the run is about, and `spark`, a small curve of the loss.
+        With `dir`, the name, `main`, the metric that the run is about, `spark`, a small curve of the loss, and
+        `measured`, its evaluations, of which others are drawn.
         """
         runs = []
         for run_dir in find_runs(self.folder):
@@ -102,7 +104,8 @@ class Records:
                         of_run["evaluation"] or {}, of_run["metric"], of_run["task"]
                     ),
                     "dir": self.name_of(run_dir),
-                    "spark": spark(run_dir),
+                    "spark": spark(_losses(run_dir)),
+                    "measured": _measured(run_dir, of_run["before"] or {}),
                 }
                 self._facts[run_dir] = (now, run)
 
@@ -240,22 +243,32 @@ def _example(run_dir: Path) -> str:
     return ""
 
 
-def spark(run_dir: Path) -> str:
-    """Return the training loss as points of a polyline that is as small as a word; "" if it has none."""
+def _losses(run_dir: Path) -> list[float]:
+    """Return some training losses of a run, from the first to the last."""
     # A sample of the file: a small curve needs no more.
     lines = jsonl.sample(run_dir / metrics.METRICS, _SPARK_POINTS)
-    losses = [line["loss"] for line in lines if isinstance(line.get("loss"), int | float)]
-    if len(losses) < 2:
+    return [line["loss"] for line in lines if isinstance(line.get("loss"), int | float)]
+
+
+def _measured(run_dir: Path, before: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the newest evaluations of a run in their order, and before them what it was before training."""
+    newest = list(islice(metrics.evaluations(run_dir), _SPARK_POINTS))
+    return [before, *reversed(newest)]
+
+
+def spark(values: Sequence[float]) -> str:
+    """Return values as points of a polyline that is as small as a word; "" for fewer than two."""
+    if len(values) < 2:
         return ""
 
     # Two pixels above and below stay free for the width of the line.
-    low = min(losses)
-    high = max(losses)
-    x_step = _SPARK_WIDTH / (len(losses) - 1)
+    low = min(values)
+    high = max(values)
+    x_step = _SPARK_WIDTH / (len(values) - 1)
     y_scale = (_SPARK_HEIGHT - 4) / ((high - low) or 1)
     points = []
-    for index, loss in enumerate(losses):
-        points.append(f"{index * x_step:.1f},{2 + (high - loss) * y_scale:.1f}")
+    for index, value in enumerate(values):
+        points.append(f"{index * x_step:.1f},{2 + (high - value) * y_scale:.1f}")
     return " ".join(points)
 
 

@@ -22,14 +22,17 @@ from kubetune.errors import (
     OutOfMemory,
 )
 from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
+from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.page import curves_of, page_of
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.labels import read_labels
+from kubetune.rundir.metrics import is_number
 from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.chat.opening import ASKING
 from kubetune.ui.failure import failure_of, mend_of
 from kubetune.ui.run_commands import launchers
+from kubetune.ui.run_index import spark
 from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
@@ -45,9 +48,14 @@ def _row(site: Site, run: Mapping[str, Any], metric: str) -> dict[str, Any]:
     main = run["main"]
     if metric:
         main = metric if evaluation.get(metric) is not None else None
+    values = [line.get(main) for line in run["measured"]] if main else []
+    measured = spark([value for value in values if is_number(value)])
     return {
         **run,
         "main": main,
+        # Of its metric, else of its loss.
+        "spark": measured or run["spark"],
+        "spark_of": label_of(main) if main and measured else "training loss",
         # The two greatest units: "1 h 12 min".
         "left": " ".join(duration(run["seconds_left"]).split()[:2]),
         # The form changes labels that were given here, not the tags for trackers.
@@ -57,7 +65,10 @@ def _row(site: Site, run: Mapping[str, Any], metric: str) -> dict[str, Any]:
 
 
 def all_runs(request: Request) -> Response:
-    """Show the table of runs, filtered by a text and a state and sorted, with a line of each loss."""
+    """Show the table of runs, filtered by a text and a state and sorted, with a curve of each.
+
+    At the address of Compare it asks which runs are compared; those that it names are chosen already.
+    """
     site = site_of(request)
     params = request.query_params
     sort = params.get("sort", "started")
@@ -81,8 +92,11 @@ def all_runs(request: Request) -> Response:
     rows = [_row(site, run, metric) for run in shown]
     sweeps = site.records.sweeps()
     order = "desc" if descends else "asc"
+    is_choosing = request.url.path == "/compare"
     facts = {
-        "title": _title(runs),
+        "title": "Compare" if is_choosing else _title(runs),
+        "chosen": params.getlist("dir"),
+        "most": MOST_COMPARED,
         "entries": _with_sweeps(rows, sweeps, is_filtered=bool(text or state)),
         "sweeps": sweeps,
         "shown": _count_in_words(rows, len(runs)),
@@ -100,6 +114,14 @@ def all_runs(request: Request) -> Response:
         "charts_later": True,
     }
 
+    verb = "kubetune report RUN --compare RUN"
+    if not is_choosing:
+        verb = _list_in_words(site, sort, state, text, descends=descends)
+    return page(request, "runs.html", verb, facts)
+
+
+def _list_in_words(site: Site, sort: str, state: str, text: str, *, descends: bool) -> str:
+    """Return the command line that prints the same list."""
     words = ["kubetune", "runs", str(site.folder), "--sort", sort]
     if descends:
         words.append("--reverse")
@@ -108,7 +130,7 @@ def all_runs(request: Request) -> Response:
         words.append(f"--state={state}")
     if text:
         words.append(f"--filter={text}")
-    return page(request, "runs.html", shlex.join(words), facts)
+    return shlex.join(words)
 
 
 def _count_in_words(rows: Sequence[Mapping[str, Any]], total: int) -> str:
@@ -305,24 +327,12 @@ def _number(text: str | None) -> int:
 
 
 def compare(request: Request) -> Response:
-    """Show runs side by side, or a form to choose them if there are not two."""
+    """Show runs side by side, or the table to choose them in if there are not two."""
     site = site_of(request)
     # Named by the address, so that a comparison can be kept as a link.
     run_dirs = runs_of(request)
     if len(run_dirs) < 2 or "choose" in request.query_params:
-        chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]
-        facts = {
-            "title": "Compare",
-            "listed": _to_choose(site),
-            "chosen": chosen,
-            "most": MOST_COMPARED,
-        }
-        return page(
-            request,
-            "choose.html",
-            "kubetune report RUN --compare RUN",
-            facts,
-        )
+        return all_runs(request)
 
     if len(run_dirs) > MOST_COMPARED:
         raise ConfigError(
@@ -341,12 +351,6 @@ def compare(request: Request) -> Response:
     first, *others = map(str, run_dirs)
     verb = shlex.join(["kubetune", "report", first, "--compare", *others])
     return page(request, f"live_{template}", verb, facts)
-
-
-def _to_choose(site: Site) -> list[dict[str, Any]]:
-    """Return all runs, the newest first; trials, which are many and which a sweep's page compares, come last."""
-    runs = sorted(site.records.listed(), key=lambda run: run["started"] or "", reverse=True)
-    return sorted(runs, key=lambda run: site.records.sweep_of(Path(run["path"])) is not None)
 
 
 def address(site: Site, *run_dirs: Path, path: str = "/run") -> str:

@@ -1,5 +1,5 @@
 // Rows with certain words are looked for a moment at a time: the page asks on until it is full.
-import { byId, follow, post } from "./ui.js";
+import { ask, byId, follow } from "./ui.js";
 
 const fill = async () => {
   const rows = byId("rows");
@@ -21,8 +21,8 @@ document.querySelector("[data-begin]")?.addEventListener("click", async (event) 
   button.disabled = true;
   output.hidden = false;
   const { begin, dir, file } = button.dataset;
-  const begun = await post(begin, { dir, file }).then((answer) => answer.json(), (error) => ({ problems: [error.message] }));
-  if (begun.problems.length) { output.textContent = begun.problems.join("\n"); button.disabled = false; return; }
+  const begun = await ask(begin, { dir, file }).catch((error) => { output.textContent = error.message; });
+  if (!begun) { button.disabled = false; return; }
   const seen = await follow(begun, output);
   if (seen.code && begin !== "/data/check") button.disabled = false;
   else location.reload();

@@ -1,12 +1,11 @@
 // The page of a run's result: what is chosen becomes a command line, which runs as a job of the server.
-import { byId, follow, pause, post } from "./ui.js";
+import { ask, byId, follow, pause, post, work } from "./ui.js";
 
 const dir = byId("content").dataset.dir;
 
 // Fields that are filled in; those of a choice that is not taken are switched off.
 const optionsOf = (form) => Object.fromEntries([...new FormData(form)].filter(([, value]) => value));
-const ask = async (path, form) => (await post(path, { dir, verb: form.dataset.verb, options: optionsOf(form) })).json()
-  .catch(() => ({ problems: ["the answer of the server is none"] }));
+const chosenIn = (form) => ({ dir, verb: form.dataset.verb, options: optionsOf(form) });
 const say = (form, text) => {
   const place = form.querySelector(".problem");
   place.hidden = !text;
@@ -24,8 +23,7 @@ for (const form of document.querySelectorAll("form[data-verb]")) {
   let [timer, asked] = [0, 0];
   const show = async () => {
     const number = ++asked;
-    let reply;
-    try { reply = await ask("/run/result/command", form); } catch (error) { reply = { problems: [error.message] }; }
+    const reply = await post("/run/result/command", chosenIn(form)).then((answer) => answer.json()).catch((error) => ({ problems: [error.message] }));
     // An earlier question may be answered after a later one.
     if (number !== asked) return;
     say(form, reply.problems.join("\n"));
@@ -44,23 +42,16 @@ for (const form of document.querySelectorAll("form[data-verb]")) {
     const button = form.querySelector("button:not([type])");
     button.disabled = true;
     try {
-      const begun = await ask("/run/result/start", form);
-      if (!begun.problems.length) { location.hash = ""; location.reload(); return; }
-      say(form, begun.problems.join("\n"));
+      await ask("/run/result/start", chosenIn(form));
+      location.hash = "";
+      location.reload();
+      return;
     } catch (error) { say(form, error.message); }
     button.disabled = false;
   });
 }
 
-byId("cancel")?.addEventListener("click", async (event) => {
-  const button = event.target;
-  button.disabled = true;
-  button.textContent = "Cancelling …";
-  try {
-    const reply = await (await post("/run/result/cancel", { dir })).json();
-    if (reply.problems.length) button.textContent = reply.problems[0];
-  } catch (error) { button.textContent = error.message; }
-});
+byId("cancel")?.addEventListener("click", (event) => work(event.target, "Cancelling …", () => ask("/run/result/cancel", { dir })));
 
 // What goes on is followed to its end, and then the page is made anew with what came of it.
 const job = byId("job")?.dataset.job;

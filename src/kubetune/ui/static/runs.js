@@ -27,7 +27,7 @@ const arrange = () => {
   const isLike = (row) => words.every((word) => row.text.includes(word));
   const runs = rows.filter((row) => row.dataset.run !== undefined);
   for (const row of runs) {
-    const isFolded = !kept.group && !words.length && row.dataset.sweep && !kept.open.includes(row.dataset.sweep);
+    const isFolded = !kept.group && !words.length && row.dataset.sweep && !kept.open.includes(row.dataset.sweep) && !row.querySelector("input:checked");
     row.hidden = Boolean(isFolded) || !isLike(row);
   }
   for (const row of rows.filter((one) => one.dataset.run === undefined)) {

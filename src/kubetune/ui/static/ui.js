@@ -12,6 +12,18 @@ export const post = async (path, body, signal = null) => {
   throw new Error(reason?.trim() || `refused: ${answer.status}`);
 };
 
+// What the server answers to it. Throws also the problems of an answer.
+export const ask = async (path, body) => {
+  const reply = await (await post(path, body)).json();
+  if (reply.problems?.length) throw new Error(reply.problems.join("\n"));
+  return reply;
+};
+// A button says in its own place what came of it, and why nothing did.
+export const work = async (button, doing, task) => {
+  button.disabled = true;
+  try { await task(); button.textContent = doing; } catch (error) { button.textContent = error.message; }
+};
+
 export const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
 // What a command that was begun says, until it ends or `arrived` finds what was waited for; how it stands then.
@@ -81,8 +93,7 @@ const makeTabs = (list) => {
         panel.setAttribute("role", "tabpanel");
         const heading = panel.querySelector("h2");
         // Each panel of a tab has a name of its own.
-        if (panels.length > 1 && heading) panel.setAttribute("aria-label", `${link.textContent}: ${heading.textContent}`);
-        else panel.setAttribute("aria-labelledby", link.id);
+        panel.setAttribute("aria-label", [...new Set([link.textContent, heading?.textContent ?? panel.id])].join(": "));
         // A heading that only repeats the name of the tab is not shown.
         heading?.classList.toggle("visually-hidden", heading.textContent === link.textContent);
       }
@@ -247,15 +258,11 @@ document.addEventListener("click", async (event) => {
 });
 
 // Stopping asks once more: the button itself becomes the question.
-document.addEventListener("click", async (event) => {
+document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-stop]");
   if (!button) return;
   if (!button.dataset.sure) { button.dataset.sure = "1"; button.textContent = "Save a checkpoint and stop?"; return; }
-  button.disabled = true;
-  try {
-    const reply = await (await post("/run/stop", { dir: button.dataset.stop })).json();
-    button.textContent = reply.problems[0] ?? "Stopping …";
-  } catch (error) { button.textContent = error.message; }
+  work(button, "Stopping …", () => ask("/run/stop", { dir: button.dataset.stop }));
 });
 
 // Buttons that have the server begin a command: its output is shown, and what it is about is gone to once it is there.
@@ -266,31 +273,23 @@ const begins = {
   mend: ["/run/mend", (seen) => seen.run, toRun],
   demo: ["/new/demo", (seen) => seen.run, toRun],
 };
-document.addEventListener("click", async (event) => {
+document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-continue], [data-mend], [data-demo]");
   if (!button) return;
   const name = Object.keys(begins).find((known) => known in button.dataset);
   const [path, arrived, go] = begins[name];
-  button.disabled = true;
-  try {
-    const begun = await (await post(path, { dir: button.dataset[name] })).json();
-    if (begun.problems.length) throw new Error(begun.problems.join("; "));
+  work(button, "Starting …", async () => {
+    const begun = await ask(path, { dir: button.dataset[name] });
     button.textContent = "Starting …";
     const seen = await follow(begun, byId("output"), arrived);
-    if (arrived(seen)) go(seen);
-    else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
-  } catch (error) { button.textContent = error.message; }
+    if (!arrived(seen)) throw new Error(`It ended with exit code ${seen.code}; its last lines say why`);
+    go(seen);
+  });
 });
 
 const choice = byId("choice");
 const chosen = () => [...choice.querySelectorAll("input:checked")];
-const change = async (path, body, place) => {
-  try {
-    const reply = await (await post(path, body)).json();
-    if (!reply.problems.length) { location.reload(); return; }
-    place.textContent = reply.problems[0];
-  } catch (error) { place.textContent = error.message; }
-};
+const change = (path, body, place) => ask(path, body).then(() => location.reload(), (error) => { place.textContent = error.message; });
 
 // Name, note and tags: of the run that the button names, or of the one that is chosen.
 let labelled = "";
