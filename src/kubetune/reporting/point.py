@@ -103,13 +103,16 @@ def measure(run: RunRecord, line: Mapping[str, Any], name: str) -> Measured | No
     interval = _interval(run, line, name, after, test)
     before = run.base.get(name) if step else None
     if test is None and before is not None:
-        test = _test_of_shares(before, after, _rows_behind(run, name))
+        test = _test_of_shares(before, after, _rows_behind(run, line, name))
     return Measured(name, step, after, before, interval, test)
 
 
-def _rows_behind(run: RunRecord, name: str) -> int:
+def _rows_behind(run: RunRecord, line: Mapping[str, Any], name: str) -> int:
     """Return of how many rows a metric is the share that is right; 0 where that is not known, or rows are right in part."""
     rows = (run.plan.eval_rows if run.plan else 0) or 0
+    # What was evaluated by hand may be of other rows.
+    if "data" in line:
+        return 0
     if name == "eval_accuracy":
         return rows
     asked = run.config.evaluation.generate
@@ -176,7 +179,7 @@ def _interval(
         low, high = test["after_interval"]
         return low, high
     # A share of held-out rows.
-    rows = _rows_behind(run, name)
+    rows = _rows_behind(run, line, name)
     if rows and 0 <= value <= 1:
         return wilson(value, rows)
     rows = (run.plan.eval_rows if run.plan else 0) or 0
