@@ -499,7 +499,7 @@ def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(
 
     (tmp_path / "outputs").mkdir()
     run_dir = write_run(tmp_path / "outputs" / "a", 60)
-    assert "Continue" in client.get("/run?dir=a").text
+    assert "Run again<" in client.get("/run?dir=a").text
     lock = run_dir / "logs" / "node-0.lock"
     command = [sys.executable, "-P", "-c", HOLDER, str(run_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
