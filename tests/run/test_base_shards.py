@@ -444,16 +444,26 @@ def reference_beside(world: World, config: Config) -> tuple[float, bool]:
     return float(logits.sum()), shards is not None
 
 
-def test_the_model_before_training_is_cut_beside_one_that_learns_in_full(inputs: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=slow)])
+def test_the_model_before_training_is_cut_beside_one_that_learns_in_full(
+    inputs: Path, ranks: int
+) -> None:
     results = []
-    for parallelism in ("fsdp", "ddp"):
-        config = test_grpo.config_of(inputs, {"parallelism": parallelism}, beta=0.05)
+    for training in ({"parallelism": "fsdp", "fsdp_size": 2}, {"parallelism": "ddp"}):
+        config = test_grpo.config_of(inputs, training, beta=0.05)
         config = config.model_copy(update={"lora": None})
-        results.append(run_ranks(reference_beside, 2, config))
-    (ours, is_cut), _ = results[0]
-    (theirs, is_cut_too), _ = results[1]
+        results.append(run_ranks(reference_beside, ranks, config)[0])
+    (ours, is_cut), (theirs, is_cut_too) = results
     assert (is_cut, is_cut_too) == (True, False)
     assert ours == theirs
+
+
+@slow
+def test_a_teacher_has_as_many_copies_as_the_base(inputs: Path, tmp_path: Path) -> None:
+    training = {"max_steps": 1, "parallelism": "shard_base", "fsdp_size": 2}
+    config = config_of_task("distill", inputs, tmp_path, training)
+    run_dir = toy.finished(tmp_path / "run", config, 4)
+    assert toy.log_of(run_dir).count("the base is cut over 2 ranks") == 2
 
 
 def drawn_apart(world: World, config: Config) -> tuple[list[float], list[float], int, int]:

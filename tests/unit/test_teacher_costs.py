@@ -24,7 +24,9 @@ ROWS = 1000
 LENGTH = 63
 
 
-def planned(**distill: Any) -> tuple[Config, Plan]:
+def planned(
+    ranks: int = 1, training: dict[str, Any] | None = None, **distill: Any
+) -> tuple[Config, Plan]:
     settings = {"teacher": str(EMBEDDED / "model"), "lmbda": 0, **distill}
     config = load_config(
         {
@@ -32,10 +34,11 @@ def planned(**distill: Any) -> tuple[Config, Plan]:
             "data": {"train": "org/d"},
             "task": "distill",
             "distill": settings,
-            "compute": {"processes": 1, "tokens_per_second": 1000},
+            "training": training or {},
+            "compute": {"processes": ranks, "tokens_per_second": 1000},
         }
     )
-    return config, make_plan(config, ROWS, world_size=1, device="cpu", tokens=ROWS * LENGTH)
+    return config, make_plan(config, ROWS, world_size=ranks, device="cpu", tokens=ROWS * LENGTH)
 
 
 def costs(config: Config, plan: Plan) -> Costs:
@@ -79,3 +82,7 @@ def test_the_memory_of_a_teacher_is_a_part() -> None:
     forecast = costs(*planned())
     assert forecast.memory is not None
     assert forecast.memory.parts["teacher"] == 4 * 792_064
+    # Each pair of ranks has a copy. Of its three layers a rank borrows two.
+    forecast = costs(*planned(4, {"parallelism": "fsdp", "fsdp_size": 2}))
+    assert forecast.memory is not None
+    assert forecast.memory.parts["teacher"] == 4 * (792_064 // 2 + 2 * 792_064 // 3)

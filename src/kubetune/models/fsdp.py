@@ -85,7 +85,7 @@ def load(
     """
     is_cut = is_wanted(training.parallelism, world)
     if is_cut and spec.lora is not None:
-        spec = replace(spec, cut_over=world, copy_size=training.ranks_of_copy(world.size))
+        spec = replace(spec, cut_over=world)
     read = partial(
         loading.load_pretrained,
         auto_class,

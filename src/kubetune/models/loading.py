@@ -139,7 +139,8 @@ def _reader_of(spec: ModelSpec) -> Reader | None:
     """Return what cuts a model while it is read; None for one that each rank has whole."""
     if spec.cut_over is None:
         return None
-    copy_size = spec.copy_size or spec.cut_over.size
+    ranks = spec.cut_over.size
+    copy_size = min(spec.copy_size or ranks, ranks)
     return Reader(spec.cut_over, copy_size, spec.lora.modules_to_save if spec.lora else ())
 
 

@@ -28,7 +28,7 @@ class ModelSpec:
     grpo: GrpoConfig = field(default_factory=GrpoConfig)  # how answers are drawn, of any task
     distill: DistillConfig = field(default_factory=DistillConfig)
     cut_over: World | None = None  # ranks that share it as a frozen base; None: each has all of it
-    copy_size: int | None = None  # of these, how many share a copy; None: all
+    copy_size: int | None = None  # of these, how many share a copy at most; None: all
 
     @classmethod
     def of(cls, config: Config) -> ModelSpec:
@@ -41,6 +41,7 @@ class ModelSpec:
             config.preference,
             config.drawing,
             config.distill,
+            copy_size=config.training.fsdp_size,
         )
 
     def decided_for(self, world: World) -> ModelSpec:

@@ -212,7 +212,7 @@ def _with_other_models(
     if teacher == ITSELF:
         # The same model with its adapter off, or a second one.
         teacher = None if config.lora else config.model.path
-    ranks = plan.world_size if is_sharded else 1
+    ranks = config.training.ranks_of_copy(plan.world_size) if is_sharded else 1
     return _with_others(memory, "teacher", [teacher], plan.device, environ, ranks)
 
 

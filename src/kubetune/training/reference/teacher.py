@@ -176,7 +176,8 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     longest = _longest(start)
     if fsdp.is_sharded(learner.model):
         # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.
-        source = replace(source, spec=replace(source.spec, cut_over=start.world))
+        spec = replace(source.spec, cut_over=start.world, copy_size=start.model.copy_size)
+        source = replace(source, spec=spec)
     return load_teacher(source, data.tokenizer, start.world.device, longest)
 
 
