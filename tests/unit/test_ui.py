@@ -758,9 +758,20 @@ def test_a_p_value_is_a_bound_where_more_is_not_known() -> None:
     assert measured(-1.788e-05, "eval_margin") == "-1.788e-05"
 
 
-def test_classes_are_told_by_f1_the_worst_first() -> None:
+def test_classes_are_told_by_f1_the_worst_first(tmp_path: Path) -> None:
     evaluation = {"names": ["a", "b", "c"], "confusion": [[8, 2, 0], [1, 3, 0], [0, 0, 0]]}
     assert f1_by_class(evaluation) == {"a": 16 / 19, "b": 6 / 9}
+    run_dir = write_run(tmp_path / "a", 60)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    settings["task"] = "sequence_classification"
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+    (run_dir / metrics.EVALUATION).write_text(json.dumps(evaluation))
+    with client_of(tmp_path) as client:
+        client.get("/", params={"token": TOKEN})
+        page = client.get("/run?dir=a").text
+    # "namespace" is what the page calls that of a cluster, and no function of its templates.
+    assert re.findall(r'<td class="(\w+) part-\d+">8<', page) == ["right"]
+    assert re.findall(r"<dt>(.)</dt><dd>F1 ", page) == ["b", "a"]
 
 
 def test_a_run_whose_numbers_are_to_be_doubted_is_no_quiet_success(tmp_path: Path) -> None:
