@@ -11,6 +11,7 @@ import pytest
 from kubetune.config.load import load_config
 from kubetune.plan import actuals
 from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
+from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import make_plan
 
 LLAMA = {
@@ -68,7 +69,8 @@ def kept(folder: Path, *overrides: str) -> dict[str, Any]:
     config = load_config(None, overrides=[*words, *overrides])
     data = DataTotals(tokens=3_600_000, longest=None)
     device = DeviceFacts(gpu=None, memory_bytes=None)
-    return costs_of(config, make_plan(config), data, device, {}).kept()
+    weights = read_weights(str(folder), {})
+    return costs_of(config, make_plan(config), data, device, {}, weights).kept()
 
 
 def compared(forecast: dict[str, Any] | None, price: float | None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from kubetune.plan.base_model import (
     require_targets,
 )
 from kubetune.plan.linears import unreached
-from kubetune.plan.model_shapes import read_config, read_weights
+from kubetune.plan.model_shapes import ModelFiles, read_config, read_weights
 from tests.architectures import COMMON
 from tests.hybrids import HYBRIDS
 from tests.tiny import pretend_weights, train_tokenizer
@@ -437,11 +437,11 @@ def test_a_table_of_positions_is_seen_in_the_weights(tmp_path: Path) -> None:
     model.mkdir()
     describe_model(tmp_path, model_type="own", max_position_embeddings=32)
     config = Config.model_validate({"model": str(model), "data": {"train": "x"}})
-    result = positions_of(config.task, config.model.path, {})
+    result = positions_of(config.task, ModelFiles(config.model.path, {}))
     assert result is not None
     assert not result.is_table
     save_file({"own.wpe.weight": np.zeros((34, 4), np.float32)}, model / "model.safetensors")
-    result = positions_of(config.task, config.model.path, {})
+    result = positions_of(config.task, ModelFiles(config.model.path, {}))
     assert result is not None
     assert (result.limit, result.is_table) == (32, True)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kubetune import cli
 from kubetune.plan import model_shapes
+from tests.tiny import pretend_weights, train_tokenizer
 
 CONFIG = {
     "hidden_size": 4,
@@ -45,6 +47,21 @@ def test_headers_that_are_none(tmp_path: Path, header: bytes, size: int | None) 
     _write(tmp_path, header, size)
     weights = model_shapes.read_weights(str(tmp_path), {})
     assert weights is None or not weights.stated
+
+
+def test_a_plan_reads_the_shapes_of_a_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_weights(train_tokenizer(tmp_path / "model"))
+    (tmp_path / "train.jsonl").write_text('{"text": "one two three"}\n' * 40)
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("{model: model, data: {train: train.jsonl}, lora: {r: 4}, output: out}")
+    read = []
+    header = model_shapes._header
+    monkeypatch.setattr(model_shapes, "_header", lambda file: read.append(file) or header(file))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", str(run_file)]) == 0
+    assert [file.name for file in read] == ["model.safetensors"]
 
 
 def _write(folder: Path, header: bytes, size: int | None = None) -> None:

@@ -393,10 +393,11 @@ def test_auto_is_what_is_proposed_first(tmp_path: Path) -> None:
             RunToPlace(config, run.plan_of, run.costs_of), GpuPool.parse(f"2x{gpu_memory}")
         ).best
         plan = make_plan(config)
-        chosen, _, _ = decide_parallelism(config, plan, device_bytes(config.compute, plan), {})
+        memory_bytes = device_bytes(config.compute, plan)
+        chosen, _, _ = decide_parallelism(config, plan, memory_bytes, {})
         assert best is not None
         assert best.config.training.parallelism == chosen
-        planned, choices = with_measured_choices(config, make_plan(config), None, None)
+        planned, choices = with_measured_choices(config, plan, None, None, None)
         assert planned.training.parallelism == chosen
         assert f"training.parallelism: auto -> {chosen}, because a process has" in choices[0]
 

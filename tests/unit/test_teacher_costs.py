@@ -42,7 +42,9 @@ def planned(
 
 
 def costs(config: Config, plan: Plan) -> Costs:
-    return costs_of(config, plan, DataTotals(ROWS * LENGTH, LENGTH), DeviceFacts(None, None), {})
+    data = DataTotals(ROWS * LENGTH, LENGTH)
+    weights = read_weights(config.model.path, {})
+    return costs_of(config, plan, data, DeviceFacts(None, None), {}, weights)
 
 
 @pytest.mark.parametrize("distill", [{}, {"teacher": "self", "lmbda": 1, "teacher_prompt": "x"}])

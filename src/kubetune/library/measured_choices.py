@@ -10,18 +10,17 @@ from kubetune.config.schema import Config, ModelConfig
 from kubetune.plan import measured
 from kubetune.plan.devices import device_bytes
 from kubetune.plan.linears import shape_of
-from kubetune.plan.model_shapes import Weights, read_weights
+from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan
 
 
 def with_measured_choices(
-    config: Config, plan: Plan, tokens: int | None, gpu: str | None
+    config: Config, plan: Plan, weights: Weights | None, tokens: int | None, gpu: str | None
 ) -> tuple[Config, Sequence[str]]:
     """Return the config with `auto` replaced if this machine has measured what is best, and each choice as a sentence.
 
     `tokens`: of an epoch. `gpu`: the name of the GPU here.
     """
-    weights = read_weights(config.model.path, os.environ)
     texts = []
 
     # The processors of a cluster are not known here.
@@ -40,7 +39,7 @@ def with_measured_choices(
         memory = None
         if config.kubernetes is None or config.compute.gpu_memory:
             memory = device_bytes(config.compute, plan)
-        chosen, why, _ = decide_parallelism(config, plan, memory, os.environ)
+        chosen, why, _ = decide_parallelism(config, plan, memory, os.environ, weights)
         texts.append(f"training.parallelism: auto -> {chosen}, because {why}")
         training = config.training.model_copy(update={"parallelism": chosen})
         config = config.model_copy(update={"training": training})

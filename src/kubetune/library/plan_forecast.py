@@ -16,7 +16,6 @@ from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.errors import ConfigError, DataError, KubetuneError, ModelError
 from kubetune.library import cost_text, plan_text
-from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.library.verdict.run_problems import (
@@ -25,10 +24,12 @@ from kubetune.library.verdict.run_problems import (
     sentences,
     warnings_of,
 )
+from kubetune.plan.base_model import positions_of
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
 from kubetune.plan.devices import device_bytes, gpu_here, missing_gpus
 from kubetune.plan.forecast import Forecast
 from kubetune.plan.linears import Trainable
+from kubetune.plan.model_shapes import ModelFiles
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.rundir.starts import day_of
 
@@ -39,6 +40,7 @@ class PlanForecast:
 
     config: Config  # with the values that this machine chooses for keys that are `auto`
     plan: Plan
+    model_files: ModelFiles
     lengths: Lengths | None
     choices: Sequence[str]  # each of those values, as a sentence
     costs: Costs
@@ -71,9 +73,12 @@ class PlanForecast:
         memory = cost_text.memory_word(self.plan.device, self.costs.memory)
         return f"{steps} · {memory} · {cost_text.time_word(self.costs)}"
 
-    def describe(self) -> LabelledLines:
+    def describe(self) -> cost_text.LabelledLines:
         """Yield everything as labelled lines."""
-        yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
+        positions = positions_of(self.config.task, self.model_files)
+        yield from plan_text.describe(
+            self.config, self.plan, self.lengths, self.findings, positions
+        )
         for text in self.warnings:
             yield "this machine", f"warning: {text}"
         if self.config.kubernetes is not None:
@@ -112,7 +117,8 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
     training is in the forecast's `problems`.
     """
     here = config.kubernetes is None
-    problems = problems_of(config, environ, here=here)
+    model_files = ModelFiles(config.model.path, environ)
+    problems = problems_of(config, environ, here=here, model_files=model_files)
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
     refused: list[KubetuneError] = list(problems)
@@ -122,7 +128,7 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
         errors = [finding.line for finding in findings or () if finding.severity == "error"]
         if errors:
             refused.append(DataError(errors))
-        data = measure_data(config, environ, load_tokenizer)
+        data = measure_data(config, environ, model_files, load_tokenizer)
         # Of many rows only the first were looked at, and no plan can be made from none.
         if findings is None and data.lengths is not None and data.lengths.refusal:
             raise DataError(data.lengths.refusal)
@@ -132,7 +138,7 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
             refused.append(error)
         require_none(refused)
     try:
-        return _forecast(config, environ, data, findings, tuple(sentences(refused)))
+        return _forecast(config, environ, model_files, data, findings, tuple(sentences(refused)))
     except ConfigError as error:
         # Batches that cannot be.
         require_none([*refused, error])
@@ -142,6 +148,7 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
 def _forecast(
     config: Config,
     environ: Mapping[str, str],
+    model_files: ModelFiles,
     data: DataSize,
     findings: tuple[Finding, ...] | None,
     problems: tuple[str, ...],
@@ -151,13 +158,14 @@ def _forecast(
 
     # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
     gpu = gpu_here(plan.device)
-    config, choices = with_measured_choices(config, plan, data.tokens, gpu)
+    config, choices = with_measured_choices(config, plan, model_files.weights, data.tokens, gpu)
     totals = totals_of(data, config, plan)
     device = DeviceFacts(gpu, device_bytes(config.compute, plan))
-    costs = costs_of(config, plan, totals, device, environ)
+    costs = costs_of(config, plan, totals, device, environ, model_files.weights)
     return PlanForecast(
         config=config,
         plan=plan,
+        model_files=model_files,
         lengths=data.lengths,
         choices=choices,
         costs=costs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from kubetune.data.findings.finding import NOTHING_FOUND, Finding
 from kubetune.data.inspect.estimate import is_upper_bound, makes_data
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.k8s.run_names import OUTPUTS, run_name
-from kubetune.plan.base_model import positions_of
+from kubetune.plan.base_model import Positions
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import quantization_of
 
@@ -66,8 +65,12 @@ def describe(
     plan: Plan,
     lengths: Lengths | None,
     findings: Sequence[Finding] | None = None,
+    positions: Positions | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are."""
+    """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are.
+
+    `positions`: those of the model, if it is on this machine.
+    """
     # What is trained, and on how many processes.
     yield "model", config.model.path
     yield "method", _method(config.quantization, config.lora, config.training, plan)
@@ -85,10 +88,9 @@ def describe(
     if lengths is not None and lengths.saved_share:
         tokens = f"about {lengths.saved_share:.0%} of the tokens"
         yield "shared beginnings", f"{tokens}, which are computed once"
-    if findings is None and lengths is not None:
-        positions = positions_of(config.task, config.model.path, os.environ)
-        if positions is not None and lengths.longest > positions.limit:
-            yield "positions", positions.say(lengths.longest)
+    longest = 0 if lengths is None else lengths.longest
+    if findings is None and positions is not None and longest > positions.limit:
+        yield "positions", positions.say(longest)
 
     # What happens when, and where the results are.
     accuracy = _accuracy(config.data, plan, lengths, made_by_pod=made_by_pod)

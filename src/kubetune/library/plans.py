@@ -20,6 +20,7 @@ from kubetune.library.verdict.run_problems import problems_of, require_none
 from kubetune.plan import plan
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.devices import missing_gpus
+from kubetune.plan.model_shapes import ModelFiles
 from kubetune.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -41,13 +42,14 @@ class DataSize:
 def measure_data(
     config: Config,
     environ: Mapping[str, str],
+    model_files: ModelFiles,
     load_tokenizer: Callable[[], Tokenizer] | None = None,
 ) -> DataSize:
     """Return the size of a run's data, estimated from the first rows.
 
     Raise ConfigError for a model that the task cannot train, or rows that are too long for it.
     """
-    require_kind(config.task, config.model.path, environ)
+    require_kind(config.task, model_files)
     made_by_pod = makes_data(config.kubernetes)
     rows, eval_rows = estimate_rows(config.data, made_by_pod=made_by_pod)
     lengths = estimate_lengths(
@@ -55,7 +57,7 @@ def measure_data(
     )
     if lengths is None:
         return DataSize(rows, eval_rows, None, None)
-    positions = positions_of(config.task, config.model.path, environ)
+    positions = positions_of(config.task, model_files)
     if positions is not None:
         positions.require(lengths.longest)
     # A record may make several rows, if long texts are split. Its tokens stay the same.
@@ -75,7 +77,7 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
         ModelError: a tokenizer that cannot be used.
     """
     config = config_of(config)
-    size = measure_data(config, os.environ)
+    size = measure_data(config, os.environ, ModelFiles(config.model.path, os.environ))
     if gpus is None:
         gpus = visible_gpus(os.environ)
     return plan.make_plan(config, size.rows, size.eval_rows, gpus, tokens=size.tokens)

@@ -24,7 +24,7 @@ from kubetune.library.plans import measure_data
 from kubetune.plan.base_model import require_fitting_codes
 from kubetune.plan.costs import Costs, DeviceFacts, costs_of
 from kubetune.plan.devices import gpu_here
-from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.model_shapes import ModelFiles
 from kubetune.plan.plan import Plan
 from kubetune.plan.proposals import (
     Changes,
@@ -128,14 +128,15 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
     Raise ModelError for a model whose sizes are not known here, and ConfigError or DataError for a run of which no plan
     can be made.
     """
-    weights = read_weights(config.model.path, environ)
+    model_files = ModelFiles(config.model.path, environ)
+    weights = model_files.weights
     if weights is None:
         path = config.model.path
         remedy = "expected a folder with a config.json"
         if not is_local(path):
             remedy = f"at least its config.json must be on this machine (`hf download {path} config.json`)"
         raise ModelError(f"model {path}: its sizes are not known; {remedy}")
-    data = measure_data(config, environ)
+    data = measure_data(config, environ, model_files)
 
     def planned_costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
         require_fitting_codes(changed.quantization, changed.lora, changed.model.path, weights)

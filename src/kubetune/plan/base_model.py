@@ -29,7 +29,7 @@ from kubetune.plan.linears import (
     targeted,
     unreached,
 )
-from kubetune.plan.model_shapes import MOST_LAYERS, Weights, read_config, read_weights
+from kubetune.plan.model_shapes import MOST_LAYERS, ModelFiles, Weights, read_config
 
 # An adapter that vLLM accepts but silently ignores.
 UNKNOWN_TO_SERVERS: Final = (
@@ -62,9 +62,9 @@ class Positions:
             raise ConfigError(self.say(longest))
 
 
-def require_kind(task: str, model_path: str, environ: Mapping[str, str]) -> None:
+def require_kind(task: str, model: ModelFiles) -> None:
     """Raise ConfigError if the task cannot train this kind of model, as far as the model is on this machine."""
-    facts = read_config(model_path, environ)
+    facts = model.config
     if facts is None or task != "causal_lm":
         return
     if facts.get("is_encoder_decoder"):
@@ -75,7 +75,7 @@ def require_kind(task: str, model_path: str, environ: Mapping[str, str]) -> None
         return
     kind = facts.get("model_type")
     raise ConfigError(
-        f"model {model_path} is {what} ({kind}); task: causal_lm trains decoders, which write one token after "
+        f"model {model.path} is {what} ({kind}); task: causal_lm trains decoders, which write one token after "
         "another, such as Llama, Qwen, Gemma or GPT-2: choose one of these"
     )
 
@@ -88,12 +88,12 @@ def _is_encoder(facts: Mapping[str, Any]) -> bool:
     return all(str(name).endswith(_ENCODERS) for name in classes)
 
 
-def positions_of(task: str, model_path: str, environ: Mapping[str, str]) -> Positions | None:
+def positions_of(task: str, model: ModelFiles) -> Positions | None:
     """Return the positions of a model that is on this machine.
 
     Return None if config.json does not name them, or if rows are cut to them.
     """
-    facts = read_config(model_path, environ)
+    facts = model.config
     if facts is None or task == "sequence_classification":
         return None
     # A model that sees has the sizes of its language model in a section of their own. GPT-2 says n_positions.
@@ -103,7 +103,7 @@ def positions_of(task: str, model_path: str, environ: Mapping[str, str]) -> Posi
         return None
     if text.get("model_type") in _LEARNED:
         return Positions(limit, is_table=True)
-    weights = read_weights(model_path, environ)
+    weights = model.weights
     return Positions(limit, is_table=weights is not None and _has_table(weights, limit))
 
 

@@ -104,13 +104,12 @@ def costs_of(
     data: DataTotals,
     device: DeviceFacts,
     environ: Mapping[str, str],
-    weights: Weights | None = None,
+    weights: Weights | None,
 ) -> Costs:
     """Forecast memory, time and price, as far as the files of the model are on this machine.
 
-    `weights`: those of the model if they were read before.
+    `weights`: those of the model, as far as they are known.
     """
-    weights = weights or read_weights(config.model.path, environ)
     drawn = None
     tokens = data.tokens
     if config.draws_answers:

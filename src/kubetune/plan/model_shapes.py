@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,13 +87,51 @@ class Weights:
         return sum(map(math.prod, self.shapes.values()))
 
 
-def find_folder(path: str, environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of a model on this machine: `path` itself, or the newest snapshot in the hub's cache."""
-    if Path(path).is_dir():
-        return Path(path)
-    snapshots = (hub_folder(path, environ) / "snapshots").glob("*/config.json")
-    configs = sorted(snapshots, key=lambda file: file.stat().st_mtime)
-    return configs[-1].parent if configs else None
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of a model on this machine. Each is read at its first use, and only once."""
+
+    path: str  # a folder, or a name on the hub
+    environ: Mapping[str, str]
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """Return the folder of the model: `path` itself, or the newest snapshot in the hub's cache."""
+        if Path(self.path).is_dir():
+            return Path(self.path)
+        snapshots = (hub_folder(self.path, self.environ) / "snapshots").glob("*/config.json")
+        configs = sorted(snapshots, key=lambda file: file.stat().st_mtime)
+        return configs[-1].parent if configs else None
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """Return config.json. None if it is not on this machine or cannot be read."""
+        if self.folder is None:
+            return None
+        try:
+            facts = json.loads(read_inside(self.folder / "config.json"))
+        except (OSError, ValueError, RecursionError):
+            return None  # loading the model reports what is wrong with it
+        return facts if isinstance(facts, dict) else None
+
+    @cached_property
+    def weights(self) -> Weights | None:
+        """Return the weights. None if too little of the model is on this machine to know them."""
+        if self.folder is None or self.config is None:
+            return None
+        try:
+            return _weights_in(self.folder, self.config)
+        except (
+            ModelError,
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ):
+            return None  # loading the model reports what is wrong with it
 
 
 # The next two do what huggingface_hub does, which takes a quarter of a second to import.
@@ -111,50 +150,30 @@ def hub_folder(path: str, environ: Mapping[str, str]) -> Path:
 
 def read_config(path: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
     """Return a model's config.json. None if it is not on this machine or cannot be read."""
-    folder = find_folder(path, environ)
-    if folder is None:
-        return None
-    try:
-        facts = json.loads(read_inside(folder / "config.json"))
-    except (OSError, ValueError, RecursionError):
-        return None  # loading the model reports what is wrong with it
-    return facts if isinstance(facts, dict) else None
+    return ModelFiles(path, environ).config
 
 
 def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
     """Return the weights of a model. None if too little of it is on this machine to know them."""
-    folder = find_folder(path, environ)
-    if folder is None:
-        return None
-    try:
-        config = json.loads(read_inside(folder / "config.json"))
-        shapes: dict[str, tuple[int, ...]] = {}
-        # Beside them may lie the same weights by other names, or an adapter.
-        files = [folder / name for name in files_of(folder) if name != INDEX]
-        files = [file for file in files if file.is_file()]
-        for file in files:
-            shapes |= _header(file)
-        if _is_whole(folder, shapes):
-            if "quantization_config" in config:
-                shapes = _unpacked(shapes, files)
-            parameters = {
-                name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)
-            }
-            return Weights(parameters, config, stated=True)
+    return ModelFiles(path, environ).weights
 
-        # Some files are missing, as in a cache with only config.json.
-        derived = shapes_of(Weights({}, config, stated=False).text_config)
-    except (
-        ModelError,
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ):
-        return None  # loading the model reports what is wrong with it
+
+def _weights_in(folder: Path, config: dict[str, Any]) -> Weights | None:
+    """Return the weights of the model in a folder. None if neither its files nor its config.json tell them."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    # Beside them may lie the same weights by other names, or an adapter.
+    files = [folder / name for name in files_of(folder) if name != INDEX]
+    files = [file for file in files if file.is_file()]
+    for file in files:
+        shapes |= _header(file)
+    if _is_whole(folder, shapes):
+        if "quantization_config" in config:
+            shapes = _unpacked(shapes, files)
+        parameters = {name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)}
+        return Weights(parameters, config, stated=True)
+
+    # Some files are missing, as in a cache with only config.json.
+    derived = shapes_of(Weights({}, config, stated=False).text_config)
     return Weights(derived, config, stated=False) if derived else None
 
 

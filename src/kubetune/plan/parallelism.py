@@ -9,7 +9,7 @@ from kubetune.base.humanize import size
 from kubetune.config.schema import Config
 from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
 from kubetune.plan.devices import gpu_here
-from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.proposals import parallelisms
 
@@ -23,12 +23,17 @@ class Choice(NamedTuple):
 
 
 def decide_parallelism(
-    config: Config, plan: Plan, memory: int | None, environ: Mapping[str, str]
+    config: Config,
+    plan: Plan,
+    memory: int | None,
+    environ: Mapping[str, str],
+    weights: Weights | None = None,
 ) -> Choice:
     """Return what `auto` is for a run whose processes have so many bytes each, None if nobody knows.
 
     It follows from the config, the sizes of the model and the memory of a device, never from the data, which are not
     prepared yet: rows count as long as they may be. Where nobody knows, it is what takes the least memory.
+    `weights`: those of the model if they were read before.
     """
     whole, in_parts = parallelisms(config.lora)
     if plan.world_size == 1:
@@ -36,13 +41,14 @@ def decide_parallelism(
     if memory is None:
         key = "compute.memory" if plan.device == "cpu" else "compute.gpu_memory"
         return Choice(in_parts, f"the memory of a process is not known here ({key})", False)
-    weights = read_weights(config.model.path, environ)
+    weights = weights or read_weights(config.model.path, environ)
+    data = DataTotals(None, None)
     device = DeviceFacts(gpu_here(plan.device), memory)
     needs = []
     for parallelism in (whole, in_parts):
         training = config.training.model_copy(update={"parallelism": parallelism})
         changed = config.model_copy(update={"training": training})
-        taken = costs_of(changed, plan, DataTotals(None, None), device, environ, weights).memory
+        taken = costs_of(changed, plan, data, device, environ, weights).memory
         if taken is None:
             why = f"the sizes of {config.model.path} are not known before it is loaded"
             return Choice(in_parts, why, False)

@@ -14,6 +14,7 @@ from kubetune.cli.prepare import data_convert
 from kubetune.cli.prepare.data_check import check_data, load_target
 from kubetune.cli.prepare.shown_report import counts_of
 from kubetune.plan.base_model import require_kind
+from kubetune.plan.model_shapes import ModelFiles
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +75,7 @@ def _prepare(args: argparse.Namespace) -> Answer:
     from kubetune.data.findings.checked import findings_of, prepare_run
 
     config = load_target(args)
-    require_kind(config.task, config.model.path, os.environ)
+    require_kind(config.task, ModelFiles(config.model.path, os.environ))
     with busy("loading the tokenizer") as work:
         prepared = prepare_run(config, progress=partial(work.count, "preparing records", None))
         findings = findings_of(prepared)

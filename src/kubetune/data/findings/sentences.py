@@ -22,6 +22,7 @@ from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError, ModelError
 from kubetune.plan.base_model import embeddings_of, positions_of
+from kubetune.plan.model_shapes import ModelFiles
 
 # The finding that counts records which a run refuses.
 BAD_RECORDS: Final = "bad_records"
@@ -180,7 +181,7 @@ def _positions(
     stats: Mapping[Split, JsonObject],
 ) -> Iterator[Finding]:
     """Find rows that are longer than what the model knows positions for."""
-    positions = positions_of(task, model_path, os.environ)
+    positions = positions_of(task, ModelFiles(model_path, os.environ))
     longest = max((of_split["longest_kept"] for of_split in stats.values()), default=0)
     if positions is not None and longest > positions.limit:
         # A table has no entry for later positions; computed ones only go beyond what the model was trained on.

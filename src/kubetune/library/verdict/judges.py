@@ -17,6 +17,7 @@ from kubetune.data.reward_forms import columns_of
 from kubetune.errors import ConfigError, ModelError
 from kubetune.extras import require
 from kubetune.library.verdict.model_integrity import require_whole_model
+from kubetune.plan.model_shapes import ModelFiles
 
 
 def require_metrics(evaluation: EvaluationConfig) -> None:
@@ -98,6 +99,6 @@ def require_named_models(config: Config, environ: Mapping[str, str], *, here: bo
         if here or Path(model.path).expanduser().is_dir():
             require_named_model(model, config.model, config.data, environ)
             try:
-                require_whole_model(model.path, environ)
+                require_whole_model(ModelFiles(model.path, environ))
             except ModelError as error:
                 raise ModelError(f"{model.key}: {error}") from None

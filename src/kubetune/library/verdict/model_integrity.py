@@ -13,13 +13,11 @@ from kubetune.data.reading.hub import offline
 from kubetune.errors import ModelError
 from kubetune.plan.base_model import require_plain_config, require_whole_groups
 from kubetune.plan.model_shapes import (
+    ModelFiles,
     Weights,
     files_of,
-    find_folder,
     incomplete,
     number_of_layers,
-    read_config,
-    read_weights,
     shapes_of,
 )
 
@@ -28,22 +26,23 @@ _PLAIN = ("llama", "mistral", "qwen2", "qwen3")
 _REMEDY = "fetch both from the same place again, or fix config.json"
 
 
-def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool = False) -> None:
+def require_whole_model(model: ModelFiles, *, has_code: bool = False) -> None:
     """Raise ModelError for a model on this machine that loading would refuse for its files.
 
     `has_code`: the model comes with its own code, so that nothing but its files can be judged.
     """
-    folder = find_folder(path, environ)
+    path = model.path
+    folder = model.folder
     if folder is None:
         return
     # Loading fetches what the hub's cache lacks, if it may.
-    if Path(path).is_dir() or offline(environ):
+    if Path(path).is_dir() or offline(model.environ):
         _require_shards(path, folder)
     for file in sorted(folder.glob("*.safetensors")):
         problem = incomplete(file)
         if problem:
             raise ModelError(f"model {path}: {file.name} {problem}; download it again")
-    facts = read_config(path, environ)
+    facts = model.config
     if facts is not None:
         require_plain_config(path, facts)
     if has_code:
@@ -54,7 +53,7 @@ def require_whole_model(path: str, environ: Mapping[str, str], *, has_code: bool
         sizes = text if isinstance(text, dict) else facts
         heads = sizes.get("num_attention_heads")
         require_whole_groups(path, heads, sizes.get("num_key_value_heads"))
-    weights = read_weights(path, environ)
+    weights = model.weights
     if weights is not None and weights.stated:
         # Most plans are made where the weights are not.
         from kubetune.library.verdict.family import require_family

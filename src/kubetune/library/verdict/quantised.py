@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from kubetune import extras
 from kubetune.errors import ModelError
-from kubetune.plan.model_shapes import Weights, read_config
+from kubetune.plan.model_shapes import ModelFiles, Weights
 
 
 class _Method(NamedTuple):
@@ -44,14 +44,14 @@ _METHODS: Final = {
 _ADVICE: Final = "take the model as it was before it was quantised"
 
 
-def require_loadable(path: str, environ: Mapping[str, str], *, gpus: int) -> None:
+def require_loadable(model: ModelFiles, *, gpus: int) -> None:
     """Raise ModelError for a base that this machine cannot load for the form of its weights. `gpus`: those to be used."""
-    stated = _settings(read_config(path, environ) or {})
+    stated = _settings(model.config or {})
     if stated is None:
         return
     name, method = stated
     missing = [module for module in method.modules if not extras.is_installed(module)]
-    what = f"model {path}: its weights are quantised by {name}"
+    what = f"model {model.path}: its weights are quantised by {name}"
     if missing and all(module.partition(".")[0] in extras.EXTRA_OF for module in missing):
         raise ModelError(f"{extras.sentence(f'{what}, which', *missing)}, or {_ADVICE}")
     if missing:

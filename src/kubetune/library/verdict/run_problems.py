@@ -35,17 +35,28 @@ from kubetune.library.verdict.trained_parts import (
 )
 from kubetune.plan.base_model import require_kind
 from kubetune.plan.devices import missing_gpus, require_compiler
+from kubetune.plan.model_shapes import ModelFiles
 from kubetune.plan.plan import make_plan
 from kubetune.supervisor.place import find_place
 
 
-def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> list[KubetuneError]:
+def problems_of(
+    config: Config,
+    environ: Mapping[str, str],
+    *,
+    here: bool,
+    model_files: ModelFiles | None = None,
+) -> list[KubetuneError]:
     """Return what the run file, the model and this machine's files and extras have against a run, rows left aside.
 
     `here`: the run is to be on this machine, so that its model, its extras and its keys have to be here too.
+    `model_files`: those of the model if the caller reads them too.
     """
     lora = config.lora
     model = config.model
+    if model_files is None:
+        model_files = ModelFiles(model.path, environ)
+    weights = model_files.weights
     checks: list[Callable[[], None]] = []
     if here:
         checks += [
@@ -56,26 +67,21 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_token, config.push),
             partial(require_store, config.mirror, environ),
             partial(require_hub_data, config.sources, environ),
-            partial(_require_plan, config, environ),
+            partial(_require_plan, config, model_files, environ),
         ]
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.
         checks.append(partial(require_base_folder, Path(config.model.path).expanduser()))
     checks += [
-        partial(
-            require_whole_model,
-            config.model.path,
-            environ,
-            has_code=config.model.trust_remote_code,
-        ),
-        partial(require_kind, config.task, config.model.path, environ),
+        partial(require_whole_model, model_files, has_code=model.trust_remote_code),
+        partial(require_kind, config.task, model_files),
         partial(require_metrics, config.evaluation),
         partial(require_rewards, config.rewards),
         partial(require_named_models, config, environ, here=here),
         partial(require_report_place, config.logging.report_json),
-        partial(require_experts, config.training, config.model.path, environ),
-        partial(require_training, lora, model, config.quantization, config.sight, environ),
-        partial(require_known_to_servers, config.grpo.servers, lora, model.path, environ),
+        partial(require_experts, config.training, weights),
+        partial(require_training, lora, model, config.quantization, config.sight, weights),
+        partial(require_known_to_servers, config.grpo.servers, lora, weights),
     ]
     if not here and config.kubernetes is not None:
         checks.append(partial(_require_pods, config))
@@ -88,9 +94,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
     # It takes seconds, so it comes last, for runs that are right in all else.
     if not problems:
         try:
-            require_targets_in_doubt(
-                config.lora, config.model, config.task_name, config.sight, environ
-            )
+            require_targets_in_doubt(lora, model, config.task_name, config.sight, weights)
         except ConfigError as error:
             problems.append(error)
     return problems
@@ -114,7 +118,7 @@ def sentences(problems: Iterable[KubetuneError | str]) -> list[str]:
     return list(lines)
 
 
-def _require_plan(config: Config, environ: Mapping[str, str]) -> None:
+def _require_plan(config: Config, model_files: ModelFiles, environ: Mapping[str, str]) -> None:
     """Raise ConfigError for what the plan alone tells: batches that cannot be, no compiler, or a folder of another run.
 
     ModelError: a base that is quantised in a form which this machine cannot load.
@@ -124,7 +128,7 @@ def _require_plan(config: Config, environ: Mapping[str, str]) -> None:
     from kubetune.library.verdict.quantised import require_loadable
 
     gpus = plan.processes_per_node if plan.device == "cuda" else 0
-    require_loadable(config.model.path, environ, gpus=gpus)
+    require_loadable(model_files, gpus=gpus)
     # Of several nodes each has to know which it is.
     find_place(plan.nodes, plan.processes_per_node, environ)
     require_run_folder(config, plan)

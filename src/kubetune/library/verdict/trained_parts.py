@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kubetune.config.schema import LoraConfig, TrainingConfig
 from kubetune.config.schema.grpo import ServersConfig
 from kubetune.config.schema.model import ModelConfig, VisionConfig
@@ -16,12 +14,11 @@ from kubetune.plan.base_model import (
     require_targets,
 )
 from kubetune.plan.linears import Trainable, adapted_stacks, part_of, trained_by_part
-from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.model_shapes import Weights
 
 
-def require_experts(training: TrainingConfig, model_path: str, environ: Mapping[str, str]) -> None:
+def require_experts(training: TrainingConfig, weights: Weights | None) -> None:
     """Raise ConfigError if a loss of routers is set for a model that has no experts."""
-    weights = read_weights(model_path, environ)
     # Shapes that were computed from config.json need not have every part.
     if weights is None or not weights.stated:
         return
@@ -36,27 +33,17 @@ def require_experts(training: TrainingConfig, model_path: str, environ: Mapping[
             )
 
 
-def _require_targets(
-    lora: LoraConfig | None, model: ModelConfig, environ: Mapping[str, str]
-) -> None:
-    """Raise ConfigError for target modules that the names of the weights show to be missing."""
-    weights = read_weights(model.path, environ)
-    if lora is not None and weights is not None and not model.trust_remote_code:
-        require_targets(lora, weights)
-
-
 def require_targets_in_doubt(
     lora: LoraConfig | None,
     model: ModelConfig,
     task_name: str,
     vision: VisionConfig | None,
-    environ: Mapping[str, str],
+    weights: Weights | None,
 ) -> None:
     """Raise ConfigError for target modules that the model lacks, where the names of its weights leave that open.
 
     Another process builds the model without weights, as this one imports no torch.
     """
-    weights = read_weights(model.path, environ)
     # Code of the model itself is not run before training.
     if lora is None or weights is None or model.trust_remote_code:
         return
@@ -65,13 +52,9 @@ def require_targets_in_doubt(
 
 
 def require_known_to_servers(
-    servers: ServersConfig | None,
-    lora: LoraConfig | None,
-    model_path: str,
-    environ: Mapping[str, str],
+    servers: ServersConfig | None, lora: LoraConfig | None, weights: Weights | None
 ) -> None:
     """Raise ConfigError for adapters on experts, if servers draw the answers."""
-    weights = read_weights(model_path, environ)
     if servers is None or lora is None or weights is None:
         return
     if any(True for _ in adapted_stacks(lora, weights)):
@@ -83,19 +66,20 @@ def require_training(
     model: ModelConfig,
     quantization: str,
     vision: VisionConfig | None,
-    environ: Mapping[str, str],
+    weights: Weights | None,
 ) -> None:
     """Raise ConfigError for targets that the model lacks, codes that cannot learn, or if nothing would be trained."""
-    _require_targets(lora, model, environ)
-    weights = read_weights(model.path, environ)
-    if weights is not None:
-        require_fitting_codes(quantization, lora, model.path, weights)
+    if weights is None:
+        return
+    if lora is not None and not model.trust_remote_code:
+        require_targets(lora, weights)
+    require_fitting_codes(quantization, lora, model.path, weights)
     # Regular expressions are for whole names, which files and models write differently.
     is_open = lora is not None and (
         lora.target_parameters
         or (isinstance(lora.target_modules, str) and lora.target_modules != "all-linear")
     )
-    if weights is None or not weights.stated or is_open or model.trust_remote_code:
+    if not weights.stated or is_open or model.trust_remote_code:
         return
     if "quantization_config" in weights.config:
         return

@@ -9,6 +9,7 @@ from kubetune.base import files, logs
 from kubetune.data.findings.kept_data import record
 from kubetune.plan.cost import price_line, time_line
 from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
+from kubetune.plan.model_shapes import read_weights
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.scoring import kept_questions
@@ -67,7 +68,14 @@ def _forecast(start: RankStart, run: Run, device_bytes: int) -> dict[str, Any]:
     config = start.config
     data = DataTotals(planned_tokens(run.plan, run.data), run.data.longest)
     device = DeviceFacts(gpu_name(run.world), device_bytes)
-    costs = costs_of(config, run.plan, data, device, os.environ)
+    costs = costs_of(
+        config,
+        run.plan,
+        data,
+        device,
+        os.environ,
+        read_weights(config.model.path, os.environ),
+    )
     if costs.bill is not None and costs.bill.hours is not None:
         logs.STEP.info("forecast for the steps: %s", time_line(costs.bill))
         price = price_line(costs.bill, config.compute.price_per_gpu_hour)
