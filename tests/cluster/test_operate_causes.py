@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cli.remote.status import last_stop
+from kubetune.k8s.cluster.run_status import last_stop
 from kubetune.rundir.status import progress
 from standin.state.objects import container_statuses, name_of
 from tests.cluster.operation import Desk, slow, write_progress

@@ -20,7 +20,7 @@ from kubetune.base.gpus import parse_gpus
 from kubetune.base.humanize import visible
 from kubetune.cli.remote.events import row
 from kubetune.cli.remote.logs import _lasting_reasons
-from kubetune.cli.remote.status import _pod_row, facts, headline, warning_lines
+from kubetune.cli.remote.status import _pod_row
 from kubetune.cli.remote.submit import exit_code
 from kubetune.config.resolved import load_resolved
 from kubetune.config.schema import Config
@@ -32,6 +32,7 @@ from kubetune.k8s.cluster.causes import find_cause
 from kubetune.k8s.cluster.cluster_runs import ObservedRun
 from kubetune.k8s.cluster.in_pod import dev_command
 from kubetune.k8s.cluster.log_follow import LogCopy, Position
+from kubetune.k8s.cluster.run_status import facts, headline, warning_lines
 from kubetune.k8s.cluster.termination import last_step, trusted
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.run_spec import RunSpec, spec_of

@@ -143,9 +143,9 @@ def look_here(run_dir: Path) -> RunView:
 
 def look_there(cluster: Any, spec: Any) -> RunView:
     """Return the state of a run on a cluster: its pods, and what the first running one reads in the run directory."""
-    from kubetune.cli.remote.status import facts
     from kubetune.k8s.cluster.asking_pods import ask
     from kubetune.k8s.cluster.cluster_runs import observe, running
+    from kubetune.k8s.cluster.run_status import facts
 
     observed = observe(cluster, spec)
     run_facts = facts(observed)

@@ -166,9 +166,9 @@ def _waiter_for_preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[R
 def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
     from kubetune.cli.remote.logs import printer, teller
-    from kubetune.cli.remote.status import headline
     from kubetune.k8s.cluster.cluster_runs import observe
     from kubetune.k8s.cluster.log_follow import LogFollower, follow_to_end
+    from kubetune.k8s.cluster.run_status import headline
 
     keep = local_folder(spec) / "logs" / "pods"
     emit: Callable[[Source, str], None] = _silent
