@@ -1,4 +1,4 @@
-"""What vLLM servers take: ranks of adapters, and how their addresses look."""
+"""What vLLM servers take: options of their command line, ranks of adapters, and how their addresses look."""
 
 from __future__ import annotations
 
@@ -11,6 +11,22 @@ from kubetune.errors import ConfigError
 
 # What `--max-lora-rank` may be.
 LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+
+_DEFAULTS: Final = {"dtype": "auto", "tensor_parallel_size": 1}
+
+
+def options(**values: str | int | None) -> list[str]:
+    """Return options of `vllm serve` in this order, without those that say what it does by itself.
+
+    options(dtype="auto", max_model_len=4096, enable_lora=True) are ["--max-model-len=4096", "--enable-lora"].
+    """
+    words = []
+    for name, value in values.items():
+        if not value or value == _DEFAULTS.get(name):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        words.append(option if value is True else f"{option}={value}")
+    return words
 
 
 def lora_rank(highest: int) -> int:

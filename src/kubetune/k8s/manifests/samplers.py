@@ -14,11 +14,9 @@ them by.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kubetune import errors
 from kubetune.config.schema.compute import SamplersConfig
-from kubetune.config.vllm import lora_rank
+from kubetune.config.vllm import lora_rank, options
 from kubetune.k8s.manifests.kinds.services import headless_service
 from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
 from kubetune.k8s.manifests.pod_environment import RUN_NAME, environment, field, value
@@ -165,44 +163,42 @@ def samplers_beside_job(
 def command(spec: RunSpec, samplers: SamplersConfig) -> list[str]:
     """Return the command line of a server."""
     of_task = _teaching if spec.config.task == "distill" else _drawing
-    path, *words = of_task(spec)
-    if samplers.gpus > 1:
-        words.append(f"--tensor-parallel-size={samplers.gpus}")
+    path, words = of_task(spec)
+    words += options(tensor_parallel_size=samplers.gpus)
     return ["vllm", "serve", path, "--host=0.0.0.0", f"--port={SAMPLER_PORT}", *words]
 
 
-def _drawing(spec: RunSpec) -> Iterator[str]:
-    """Yield model and flags of a server that draws, which has to hold all adapters that the run loads."""
+def _drawing(spec: RunSpec) -> tuple[str, list[str]]:
+    """Return model and options of a server that draws, which has to hold all adapters that the run loads."""
     config = spec.config
     model = config.model
     assert config.lora is not None, "the config's validators see to it"
-    yield spec.mounted_base or model.path
-    yield from ("--enable-lora", f"--max-lora-rank={lora_rank(config.lora.r)}", "--max-loras=2")
-    yield f"--max-model-len={config.data.max_length + config.grpo.max_completion_length}"
-    if model.revision:
-        yield f"--revision={model.revision}"
-    if model.dtype != "auto":
-        yield f"--dtype={model.dtype}"
-    if model.trust_remote_code:
-        yield "--trust-remote-code"
-    if config.grpo.temperature != 1.0:
-        # Without it log-probabilities would be those before the temperature.
-        yield "--logprobs-mode=processed_logprobs"
+    # Without it log-probabilities would be those before the temperature.
+    is_changed = config.grpo.temperature != 1.0
+    return spec.mounted_base or model.path, options(
+        enable_lora=True,
+        max_lora_rank=lora_rank(config.lora.r),
+        max_loras=2,
+        max_model_len=config.data.max_length + config.grpo.max_completion_length,
+        revision=model.revision,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+        logprobs_mode="processed_logprobs" if is_changed else None,
+    )
 
 
-def _teaching(spec: RunSpec) -> Iterator[str]:
-    """Yield model and flags of a server that is the teacher."""
+def _teaching(spec: RunSpec) -> tuple[str, list[str]]:
+    """Return model and options of a server that is the teacher."""
     distill = spec.config.distill
     assert distill.model is not None, "the config's validators see to it"
-    yield distill.model
-    yield f"--max-logprobs={distill.top_k}"
-    if distill.support == "student_k":
-        yield "--enable-scale-out"
-    if distill.teacher_prompt is None:
-        # With a token that is drawn behind each row. A prompt of its own may be longer, by nobody knows how much.
-        yield f"--max-model-len={spec.config.longest_row + 1}"
-    if distill.revision:
-        yield f"--revision={distill.revision}"
+    # With a token that is drawn behind each row. A prompt of its own may be longer, by nobody knows how much.
+    has_own_prompt = distill.teacher_prompt is not None
+    return distill.model, options(
+        max_logprobs=distill.top_k,
+        enable_scale_out=distill.support == "student_k",
+        max_model_len=None if has_own_prompt else spec.config.longest_row + 1,
+        revision=distill.revision,
+    )
 
 
 def _pod(spec: RunSpec, samplers: SamplersConfig) -> Manifest:

@@ -18,6 +18,7 @@ from typing import Final
 
 from kubetune.base.registry.address import SCHEME, parse
 from kubetune.config.data_files import is_hub_id
+from kubetune.config.vllm import options
 from kubetune.errors import ConfigError
 from kubetune.k8s.manifests.pod import pod_basics
 from kubetune.k8s.manifests.pod_environment import secret_value
@@ -70,8 +71,7 @@ def _inference_service(spec: RunSpec, serving: Serving) -> Manifest:
             f"Face server; leave --image out, or use --kserve {LLM}. Nothing was written."
         )
     words = [f"--model_name={serving.names[0]}", *_words(serving)]
-    if serving.gpus > 1:
-        words.append(f"--tensor-parallel-size={serving.gpus}")
+    words += options(tensor_parallel_size=serving.gpus)
     if serving.adapters:
         words += _adapters_of_hub(serving)
     model: Manifest = {
@@ -101,9 +101,7 @@ def _adapters_of_hub(serving: Serving) -> list[str]:
                 f"the hub alone; {adapter.path} is not there. Use --kserve {LLM}, push it, or serve merged weights. "
                 "Nothing was written."
             )
-    words = ["--enable-lora", f"--max-loras={len(serving.adapters)}"]
-    words.append(f"--max-lora-rank={serving.lora_rank}")
-    words.append("--lora-modules")
+    words = [*serving.lora_options(), "--lora-modules"]
     for adapter in serving.adapters:
         words.append(f"{adapter.name}={adapter.path}")
     return words
@@ -180,14 +178,11 @@ def address_of(spec: RunSpec, path: str, revision: str | None = None) -> str:
 
 def _words(serving: Serving) -> list[str]:
     """Return the options that both servers take."""
-    words = []
-    if serving.dtype != "auto":
-        words.append(f"--dtype={serving.dtype}")
-    if serving.max_model_len:
-        words.append(f"--max-model-len={serving.max_model_len}")
-    if serving.trust_remote_code:
-        words.append("--trust-remote-code")
-    return words
+    return options(
+        dtype=serving.dtype,
+        max_model_len=serving.max_model_len,
+        trust_remote_code=serving.trust_remote_code,
+    )
 
 
 def _image(serving: Serving) -> Manifest:

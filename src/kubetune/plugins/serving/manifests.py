@@ -13,7 +13,7 @@ from typing import Any
 
 from kubetune.base.registry.address import STORE, Address
 from kubetune.config.schema.cluster import KubernetesConfig
-from kubetune.config.vllm import lora_rank
+from kubetune.config.vllm import lora_rank, options
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
 from kubetune.k8s.manifests.pod_environment import secret_value, value
 from kubetune.k8s.manifests.run_spec import Manifest, RunSpec, non_empty
@@ -101,6 +101,10 @@ class Serving(ServerSettings):
         """Return the rank that vLLM takes for the highest of the adapters."""
         return lora_rank(max(adapter.rank for adapter in self.adapters))
 
+    def lora_options(self) -> list[str]:
+        """Return the options of vLLM by which it holds all the adapters at once."""
+        return options(enable_lora=True, max_loras=len(self.adapters), max_lora_rank=self.lora_rank)
+
     @property
     def uses_outputs(self) -> bool:
         """True if anything that is served lies on the volume with the run directories."""
@@ -162,23 +166,18 @@ def command(serving: Serving) -> list[str]:
     """Return the command line of the server."""
     words = ["vllm", "serve", serving.model, "--host=0.0.0.0", f"--port={PORT}"]
     words += ["--served-model-name", *serving.names]
-    if serving.revision:
-        words.append(f"--revision={serving.revision}")
-    if serving.dtype and serving.dtype != "auto":
-        words.append(f"--dtype={serving.dtype}")
-    if serving.max_model_len:
-        words.append(f"--max-model-len={serving.max_model_len}")
-    if serving.gpus > 1:
-        words.append(f"--tensor-parallel-size={serving.gpus}")
+    words += options(
+        revision=serving.revision,
+        dtype=serving.dtype,
+        max_model_len=serving.max_model_len,
+        tensor_parallel_size=serving.gpus,
+    )
     if serving.scores:
         # By default vLLM applies a sigmoid, which would turn the reward into a probability.
-        words += ["--runner=pooling", f"--pooler-config={json.dumps({'use_activation': False})}"]
-    if serving.trust_remote_code:
-        words.append("--trust-remote-code")
+        words += options(runner="pooling", pooler_config=json.dumps({"use_activation": False}))
+    words += options(trust_remote_code=serving.trust_remote_code)
     if serving.adapters:
-        words.append("--enable-lora")
-        words.append(f"--max-loras={len(serving.adapters)}")
-        words.append(f"--max-lora-rank={serving.lora_rank}")
+        words += serving.lora_options()
         words += lora_words(
             (adapter.name, adapter.path, adapter.base) for adapter in serving.adapters
         )
