@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,9 +221,7 @@ class LogFollower:
         self._warnings: Informer | None = None
         self._woken = threading.Event()  # something has changed
         self._pods_seen: dict[str, Object] = {}  # by uid
-        self._threads: dict[Source, threading.Thread] = {}
-        self._open: dict[Source, threading.Event] = {}  # set once a log was asked for
-        self._errors: list[Exception] = []
+        self._readers = _Readers(self._read_log)
         self._lock = threading.Lock()  # for one line at a time
         self.stopped = threading.Event()
         self.over_since: float | None = None  # time at which the run was seen to be over
@@ -235,8 +233,8 @@ class LogFollower:
         chosen = [pod for pod in self.cluster.list("Pod", self._labels) if self._wanted(pod)]
         for pod in sorted(chosen, key=_order):
             for source in sources_of(pod):
-                self._read_log(source, follow=False)
-        self._raise_error()
+                self._readers.read(source, follow=False)
+        self._readers.raise_error()
 
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
@@ -259,9 +257,7 @@ class LogFollower:
                 self._warnings = Informer(self.cluster, "Event", fields={"type": "Warning"})
                 informers.enter_context(self._warnings)
             try:
-                deadline = time.monotonic() + _OPEN_SECONDS
-                for is_open in list(self._open.values()):
-                    is_open.wait(max(0.0, deadline - time.monotonic()))
+                self._readers.wait_until_open()
                 yield
             finally:
                 self.stopped.set()
@@ -317,9 +313,8 @@ class LogFollower:
             is_over = False
             try:
                 if self._look_around is not None and warnings is not None:
-                    self._look_around(
-                        _without_readers(all_pods.objects(), self._threads), warnings.objects()
-                    )
+                    told = self._readers.without_last_words(all_pods.objects())
+                    self._look_around(told, warnings.objects())
                 self._check(all_pods.objects())
                 is_over = self._is_over(all_pods.objects())
                 answered = time.monotonic()
@@ -328,7 +323,7 @@ class LogFollower:
                 if not may_pass(error) or time.monotonic() - answered > _ABSENCE_SECONDS:
                     raise
                 self.stopped.wait(_PAUSE_SECONDS)
-            self._raise_error()
+            self._readers.raise_error()
             if is_over:
                 return
             woken.wait(_LOOK_SECONDS)
@@ -343,25 +338,19 @@ class LogFollower:
         if change == "DELETED":
             return
         for source in sources_of(pod):
-            if source not in self._threads:
-                self._open[source] = threading.Event()
-                # Daemons: a log that gives nothing more must not hold up the end of the program.
-                self._threads[source] = threading.Thread(
-                    target=self._read_log, args=(source,), kwargs={"follow": True}, daemon=True
-                )
-                self._threads[source].start()
+            self._readers.start(source)
 
     def _read_out(self) -> None:
         """Wait until all logs are read, those of containers that stay until they have been silent for a while."""
         # The end may have been heard of before the last beginning.
         for pod in self.cluster.list("Pod", self._labels):
             self._begin("ADDED", pod)
-        while any(thread.is_alive() for thread in list(self._threads.values())):
+        while self._readers.are_reading():
             if self._stays and time.monotonic() - self._last_line > _SILENT_SECONDS:
                 return
             time.sleep(_PASSING_SECONDS)
-            self._raise_error()
-        self._raise_error()
+            self._readers.raise_error()
+        self._readers.raise_error()
 
     def _is_over(self, all_pods: Sequence[Object]) -> bool:
         """True if no more pods come. Raise EnvironmentFault where none ever will, though the run waits for them."""
@@ -386,37 +375,70 @@ class LogFollower:
                 return True
         return False
 
-    def _read_log(self, source: Source, *, follow: bool) -> None:
-        """Read one log; its error is kept for `_raise_error`, since this runs in a thread."""
+    def _read_log(self, source: Source, is_open: threading.Event, follow: bool) -> None:
+        """Read one log to its end; with `follow` until no more lines can come."""
+        copy = None
+        if self._keep is not None:
+            copy = LogCopy(self._keep / source.file_name)
+        LogReader(self, source, copy, follow=follow, is_open=is_open).read()
+
+
+class _Readers:
+    """The threads that read logs, one for each start of a container. Their errors are kept until they are asked for."""
+
+    def __init__(self, read_log: Callable[[Source, threading.Event, bool], None]) -> None:
+        self._read_log = (
+            read_log  # of a log, an event to set once it is open, and whether to follow it
+        )
+        self._threads: dict[Source, threading.Thread] = {}
+        self._open: dict[Source, threading.Event] = {}
+        self._errors: list[Exception] = []
+
+    def start(self, source: Source) -> None:
+        """Have a thread read a log from its start, unless one does."""
+        if source in self._threads:
+            return
+        self._open[source] = threading.Event()
+        # Daemons: a log that gives nothing more must not hold up the end of the program.
+        self._threads[source] = threading.Thread(
+            target=self.read, args=(source,), kwargs={"follow": True}, daemon=True
+        )
+        self._threads[source].start()
+
+    def read(self, source: Source, *, follow: bool) -> None:
+        """Read a log in this thread."""
         try:
-            copy = None
-            if self._keep is not None:
-                copy = LogCopy(self._keep / source.file_name)
-            is_open = self._open.setdefault(source, threading.Event())
-            LogReader(self, source, copy, follow=follow, is_open=is_open).read()
+            self._read_log(source, self._open.setdefault(source, threading.Event()), follow)
         # An OSError: nobody reads any more what is emitted.
         except (KubetuneError, OSError) as error:
             self._errors.append(error)
 
-    def _raise_error(self) -> None:
-        """Raise the first error of a reader, if there is one."""
+    def wait_until_open(self) -> None:
+        """Wait until each log was given or refused, `_OPEN_SECONDS` at most."""
+        deadline = time.monotonic() + _OPEN_SECONDS
+        for is_open in list(self._open.values()):
+            is_open.wait(max(0.0, deadline - time.monotonic()))
+
+    def are_reading(self) -> bool:
+        """True while some log may give more."""
+        return any(thread.is_alive() for thread in list(self._threads.values()))
+
+    def raise_error(self) -> None:
+        """Raise the first error of a log, if there is one."""
         if self._errors:
             raise self._errors[0]
 
-
-def _without_readers(
-    all_pods: Sequence[Object], threads: Mapping[Source, threading.Thread]
-) -> list[Object]:
-    """Return the pods but those that have ended and whose last lines, with the reason, are still to come."""
-    uids_read = set()
-    for source, thread in list(threads.items()):
-        if thread.is_alive():
-            uids_read.add(source.uid)
-    rest = []
-    for pod in all_pods:
-        if not pods.has_ended(pod) or pod["metadata"]["uid"] not in uids_read:
-            rest.append(pod)
-    return rest
+    def without_last_words(self, all_pods: Sequence[Object]) -> list[Object]:
+        """Return the pods but those that have ended and whose last lines, with the reason, are still to come."""
+        uids_read = set()
+        for source, thread in list(self._threads.items()):
+            if thread.is_alive():
+                uids_read.add(source.uid)
+        rest = []
+        for pod in all_pods:
+            if not pods.has_ended(pod) or pod["metadata"]["uid"] not in uids_read:
+                rest.append(pod)
+        return rest
 
 
 class LogReader:
