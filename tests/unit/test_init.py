@@ -122,6 +122,10 @@ CLASSES_BY_SHAPE = {
         lambda n: {"query": f"Where is number {n}?", "document": f"There is {n} in it.", "relevance": n % 4},
         {"text": "query", "text_pair": "document", "label": "relevance"},
     ),
+    "true or false": (
+        lambda n: {"text": f"I say {n} of them.", "label": n % 2 == 0},
+        {},
+    ),
     "a target that is a class": (
         lambda n: {"tweet": f"I say {n} of them.", "target": ("favor", "against")[n % 2]},
         {"text": "tweet", "label": "target"},

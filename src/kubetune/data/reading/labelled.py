@@ -117,6 +117,15 @@ def texts_of(value: Value) -> tuple[str, str | None]:
     return text_of(value[key], key), None
 
 
+def has_texts(value: Value) -> bool:
+    """True for a record with a text to be classified, or two."""
+    try:
+        texts_of(value)
+    except ValueError:
+        return False
+    return True
+
+
 # A text that is a number, as a table writes it; `01`, `1_000` and `１` are names.
 _WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 

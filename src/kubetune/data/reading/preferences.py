@@ -20,6 +20,7 @@ from kubetune.data.columns import RecordValue, joined_texts, key_of
 from kubetune.data.reading.conversations import Beginning
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
 from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show
+from kubetune.data.reading.labelled import has_texts
 from kubetune.data.reading.messages import SPEAKERS, read_history
 from kubetune.data.reading.refusals import VERDICTS, require_readable
 from kubetune.data.reading.strict_json import JsonObject
@@ -62,10 +63,12 @@ def likely_kind(value: RecordValue) -> RecordKind:
     if isinstance(value.get("output"), list):
         return "pair"
     verdicts = [value.get(key) for key in VERDICTS]
-    if any(isinstance(verdict, bool) for verdict in verdicts):
+    is_answer = key_of((*COMPLETIONS, *TALKS), value, {})
+    # Without an answer it is the class of a text, such as spam or not.
+    is_class = not is_answer and has_texts(value)
+    if not is_class and any(isinstance(verdict, bool) for verdict in verdicts):
         return "judged"
     # Tables write 0 and 1; without an answer they are classes.
-    is_answer = key_of((*COMPLETIONS, *TALKS), value, {})
     if is_answer and any(str(verdict).lower() in _VERDICTS for verdict in verdicts):
         return "judged"
     return "text"
