@@ -714,6 +714,23 @@ def test_check_shows_the_labels_of_a_classifier(
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["classes"] == {"up": 2, "down": 1}
 
 
+def test_labels_that_are_spelled_in_two_ways_are_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = ("Spam", "spam", "not spam", "not_spam", "no_spam")
+    rows = "".join(f"text {number},{label}\n" for number, label in enumerate(labels))
+    (tmp_path / "rows.csv").write_text("text,label\n" + rows)
+    run = {"task": "sequence_classification", "model": str(model)}
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(json.dumps(run | {"data": {"train": str(tmp_path / "rows.csv")}}))
+    assert cli.main(["data", "check", str(run_file)]) == 0
+    stdout = capsys.readouterr().out
+    sentence = (
+        "labels that differ in case or spaces alone: Spam and spam, not spam and not_spam; each"
+    )
+    assert f"warning: {sentence} is a class of its own. Write those that" in stdout
+
+
 def test_a_page_on_the_data_of_a_classifier_names_each_rows_label(
     model: Path, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ This is the only place that puts them into words. A new finding is one function 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -358,6 +359,29 @@ def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
     )
 
 
+def _labels_alike(counts: SplitCounts) -> Iterator[Finding]:
+    """Find labels such as `Spam` and `spam`, which are two classes."""
+    if counts.split != "train":
+        return
+    spellings: dict[str, list[str]] = {}
+    for label in counts.stats["classes"]:
+        key = re.sub(r"[\s_-]+", " ", label).casefold()
+        spellings.setdefault(key, []).append(label)
+    groups = [" and ".join(labels) for labels in spellings.values() if len(labels) > 1]
+    if not groups:
+        return
+    names = ", ".join(groups[:MOST_NAMES])
+    if len(groups) > MOST_NAMES:
+        names += " …"
+    yield counts.finding(
+        "warning",
+        "labels_alike",
+        f"labels that differ in case or spaces alone: {names}; each is a class of its own",
+        len(groups),
+        advice="Write those that mean the same in one way",
+    )
+
+
 def _label_below_zero(counts: SplitCounts) -> Iterator[Finding]:
     """Name -1 beside 0 and 1: a grade as others are, or the mark of records without one of two labels."""
     number = counts.stats["classes"].get("-1", 0)
@@ -559,6 +583,7 @@ FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _lost,
     _changed,
     _labels_without_rows,
+    _labels_alike,
     _label_below_zero,
     _one_verdict,
     _reversed_pairs,
