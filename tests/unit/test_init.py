@@ -322,7 +322,8 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
     )
     lines("photos/labels.jsonl", [{"image": "cat/1.png", "prompt": "?", "completion": "A cat."}])
     Path("photos/labels.csv").unlink()
-    assert f"model {MODEL} sees none" in refused(capsys, "photos", "--model", MODEL)
+    said = refused(capsys, "photos", "--model", MODEL, writes=True)
+    assert f"model {MODEL} (llama) takes no images" in said
     assert "does not exist" in refused(capsys, "none.csv")
     Path("empty.csv").touch()
     assert "is blank; expected a header" in refused(capsys, "empty.csv")

@@ -365,6 +365,10 @@ CASES = {
     "no image processor": Case(
         "preprocessor_config.json", {**OF_MODEL, "task": "vision_language"}, data=PICTURED, make=sees, by_init=True,
     ),
+    "a model that sees nothing": Case(
+        r"\(llama\) takes no images .* take a model that does, such as Qwen/Qwen2\.5-VL-3B-Instruct",
+        {"task": "vision_language"}, by_init=True,
+    ),
     "no token to fill rows up": Case(
         "names no pad_token, and no eos_token in its place", {**OF_MODEL, "task": "sequence_classification"},
         data=LABELLED, make=without_special_tokens,

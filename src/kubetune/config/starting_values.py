@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from kubetune.base.humanize import counted
 
+# A model that sees images, to name where the user has none that does.
+VISION_MODEL: Final = "Qwen/Qwen2.5-VL-3B-Instruct"
 # Optimizer steps with fewer rows than this are noisy; `plan` warns of them.
 FEWEST_ROWS_OF_A_STEP: Final = 8
 # Below so many rows a share of them is too small to tell anything, so none is held out.

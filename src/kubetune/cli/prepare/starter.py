@@ -6,6 +6,8 @@ import json
 from string import Template
 from typing import Final
 
+from kubetune.config.starting_values import VISION_MODEL
+
 _TEMPLATE: Final = Template(
     """\
 # One run of kubetune. `kubetune plan run.yaml` shows what it will take, `kubetune train run.yaml` runs it.
@@ -95,7 +97,6 @@ task: vision_language
 # train.jsonl: {"image": "cat.png", "prompt": "What is this?", "completion": "A cat."}: docs/vision.md""",
 }
 _MODEL: Final = "Qwen/Qwen3-0.6B"
-_VISION_MODEL: Final = "Qwen/Qwen2.5-VL-3B-Instruct"
 # Tasks whose model writes answers that the data have. Others compare answers, score them, draw them or tell labels apart.
 _LEARNS_ANSWERS: Final = ("causal_lm", "distill", "vision_language")
 _USUAL_RATES: Final = ("causal_lm", "distill", "sequence_classification", "vision_language")
@@ -104,7 +105,7 @@ _USUAL_RATES: Final = ("causal_lm", "distill", "sequence_classification", "visio
 def starter(task: str, model: str | None = None) -> str:
     """Return the starter file of a task. `model`: its hub id or folder; left out: one that suits the task."""
     if not model:
-        model = _VISION_MODEL if task == "vision_language" else _MODEL
+        model = VISION_MODEL if task == "vision_language" else _MODEL
     train_on = ""
     if task in _LEARNS_ANSWERS:
         train_on = "  train_on: assistant           # loss on answers only, or: all\n"

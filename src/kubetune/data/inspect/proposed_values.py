@@ -13,12 +13,9 @@ from kubetune.config.schema.run_facts import LEARNING_RATES
 from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.estimate import is_on_disk, load_here
 from kubetune.data.inspect.proposal import Proposal, ReasonedChoice
-from kubetune.errors import ConfigError
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.model_shapes import ModelFiles
 
-# A model that sees images, to name where the user's sees none.
-VISION_MODEL: Final = "Qwen/Qwen2.5-VL-3B-Instruct"
 _MOST_TOKENS: Final = 2048
 
 
@@ -39,12 +36,6 @@ def model_facts(model: str | None, task: str, environ: Mapping[str, str]) -> Mod
         return ModelFacts()
     files = ModelFiles(model, environ)
     require_kind(task, files)
-    config = files.config or {}
-    if task == "vision_language" and config and "vision_config" not in config:
-        raise ConfigError(
-            f"the rows have images, and model {model} sees none (its config.json has no vision_config); choose a "
-            f"vision-language model such as {VISION_MODEL}. Nothing was written."
-        )
     positions = positions_of(task, files)
     limit = None
     if positions is not None:

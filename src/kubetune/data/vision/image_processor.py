@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kubetune.base.files import write_atomic
 from kubetune.config.schema import ModelConfig, VisionConfig
+from kubetune.config.starting_values import VISION_MODEL
 from kubetune.data.reading import hub
 from kubetune.data.reading.images import FORMATS, ImageFacts, ImageRef, pillow, verify_image
 from kubetune.data.spec import DataSpec
@@ -337,9 +338,10 @@ def load_image_processor(
     facts = read_json(files.pop("config.json", None))
     token = facts.get("image_token_id", facts.get("image_token_index"))
     if "vision_config" not in facts or token is None:
-        advice = "leave out preference.images, or take another model"
+        another = f"take a model that does, such as {VISION_MODEL}"
+        advice = f"leave out preference.images, or {another}"
         if not compares:
-            advice = "take another model"
+            advice = another
             # With sections for several kinds of input, such as speech, it is no plain language model either.
             if "text_config" not in facts:
                 advice = f"set `task: causal_lm`, or {advice}"
