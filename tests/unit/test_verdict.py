@@ -376,6 +376,10 @@ CASES = {
     # The model.
     "no such folder": Case(r"model \./modle: there is no such folder; did you mean \./model\?",
                            {"model.path": "./modle"}, make=copy_model, by_init=True),
+    "a file in place of a model": Case(
+        r"/one\.bin: is a file; expected the folder of a model", {"model.path": "one.bin"},
+        make=lambda folder: put(folder / "one.bin", "x"),
+    ),
     "no config.json": Case("has no config.json", OF_MODEL, make=without("config.json")),
     "no weights": Case("has no \\*.safetensors file", OF_MODEL, make=without("model.safetensors"), by_init=True),
     "weights without one of their files": Case(
@@ -723,6 +727,16 @@ def test_an_empty_file_of_weights_is_said_once(
     write(CASES["empty weights"], tmp_path)
     said = verb(capsys, "plan", "run.yaml")
     assert said.text.count("model.safetensors") == 1
+
+
+def test_a_file_in_place_of_a_model_has_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(CASES["a file in place of a model"], tmp_path)
+    assert verb(capsys, "plan", "run.yaml").text.count("one.bin") == 1
+    made = verb(capsys, "init", "train.jsonl", "--model", "./one.bin", "-o", "made.yaml")
+    assert "one.bin: is a file; expected the folder of a model" in made.text
 
 
 def test_a_right_run_goes_on(

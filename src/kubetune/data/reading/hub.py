@@ -237,8 +237,10 @@ def check_model_folder(model: ModelConfig) -> None:
 
 
 def _no_folder(path: str) -> ModelError:
-    """Return the error for a folder that is not there, with the one that was probably meant."""
+    """Return the error for a folder that is not there, with the one that was probably meant; or for a file of its name."""
     folder = Path(path).expanduser()
+    if folder.exists():
+        return ModelError(f"model {path}: is a file; expected the folder of a model")
     advice = _near(folder) or "; give a folder that holds the model, or a hub id"
     return ModelError(f"model {path}: there is no such folder{advice}")
 
@@ -335,7 +337,7 @@ def _has_files(path: str, needed: str, environ: Mapping[str, str]) -> bool:
 def require_base_folder(folder: Path) -> None:
     """Raise ModelError for a file, an adapter, or weights of 0 bytes in place of a model."""
     if not folder.is_dir():
-        raise ModelError(f"model {folder}: is a file; expected the folder of a model")
+        raise _no_folder(str(folder))
     # transformers would load the model that an adapter names, from wherever that is.
     if (folder / "adapter_config.json").exists():
         raise ModelError(
