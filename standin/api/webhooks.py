@@ -30,7 +30,7 @@ class Webhooks:
         """Raise ApiError for an object that is refused; `old` is what it would replace."""
         match obj["kind"]:
             case "Job" if old is None:
-                self._into_default_queue(obj)
+                self._into_queue(obj)
             case "TrainJob" if old is None:
                 self._admit_train_job(obj)
             case "JobSet" if old is None:
@@ -38,11 +38,12 @@ class Webhooks:
             case "StatefulSet" if old is not None:
                 _admit_stateful_set(obj, old)
 
-    def _into_default_queue(self, obj: Object) -> None:
-        """Put a Job that names no queue into that of the namespace, where it has one called so."""
-        queue = self._store.get("LocalQueue", namespace_of(obj), _DEFAULT_QUEUE)
-        if queue and _QUEUE not in labels_of(obj):
-            obj["metadata"]["labels"] = {**labels_of(obj), _QUEUE: _DEFAULT_QUEUE}
+    def _into_queue(self, obj: Object) -> None:
+        """Hold back a Job for its queue: one that names none gets the namespace's, where that has one called so."""
+        name = labels_of(obj).get(_QUEUE, _DEFAULT_QUEUE)
+        if self._store.get("LocalQueue", namespace_of(obj), name):
+            obj["metadata"]["labels"] = {**labels_of(obj), _QUEUE: name}
+            obj["spec"]["suspend"] = True
 
     def _admit_train_job(self, obj: Object) -> None:
         """Raise ApiError 403 for a TrainJob whose runtime is not there, or not known yet."""

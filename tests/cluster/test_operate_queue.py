@@ -108,10 +108,23 @@ def test_without_a_workload_nothing_is_said_to_be_stopped(desk: Desk) -> None:
     queue(desk)
     desk.cluster.refuse("Workload", "not yet")
     desk.submit_script(SCRIPT, kubernetes__queue="gpu", compute__nodes=1)
-    desk.cluster.wait_ready("fit", pods=1)
     assert "Kueue has no Workload for Job fit yet" in desk.quick("stop", "fit", code=3).stderr
-    assert not desk.cluster.get("Job", "fit")["spec"].get("suspend")
-    assert len(desk.cluster.find("Pod", TRAINERS)) == 1
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "waiting"
+    assert desk.cluster.find("Pod", TRAINERS) == []
+
+
+def test_a_kind_that_kueue_leaves_alone_is_stopped_and_goes_on(desk: Desk) -> None:
+    """As Kueue 0.19 does it with PyTorchJobs, unless it is told to look after them."""
+    queue(desk)
+    desk.submit_script(
+        SCRIPT, kubernetes__queue="gpu", kubernetes__kind="pytorchjob", compute__nodes=1
+    )
+    desk.cluster.wait_phase("fit-master-0", "Running")
+    desk.quick("stop", "fit")
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "stopped"
+    desk.quick("resume", "fit")
+    desk.cluster.wait_phase("fit-master-0", "Running")
+    assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "running"
 
 
 def test_a_queue_that_is_not_there_is_refused_before_anything_is_made(desk: Desk) -> None:

@@ -17,6 +17,16 @@ def is_installed(cluster: Cluster) -> bool:
     return any(cluster.serves(kind) for kind in WORKLOADS_OF_KUEUE)
 
 
+def looks_after(cluster: Cluster, workload: Object) -> bool:
+    """True if Kueue has a Workload of it, or holds it back and may make one.
+
+    Kueue 0.19 leaves kinds alone that are not among its integrations, such as the PyTorchJob: they run at once.
+    """
+    if _workloads(cluster, workload["metadata"].get("uid")):
+        return True
+    return pods.is_suspended(workload) and pods.is_held_back(workload)
+
+
 def activate(cluster: Cluster, workload: Object, *, active: bool) -> None:
     """Put a run into its queue, or take it out: Kueue then suspends it, and its pods save and end.
 
@@ -31,7 +41,7 @@ def activate(cluster: Cluster, workload: Object, *, active: bool) -> None:
             f"Kueue has no Workload for {kind} {name} yet, so the run cannot be taken out of its queue; try again, "
             f"or look at kubectl get workloads -n {cluster.namespace}. Nothing was changed."
         )
-    note = {"metadata": {"annotations": {pods.STOPPED: None if active else "true"}}}
+    note = pods.stopped_note(stopped=not active)
     # The annotation is there for as long as the run is out of the queue, so it never looks like one that waits.
     if not active:
         cluster.merge(kind, name, note)

@@ -416,6 +416,11 @@ def is_suspended(workload: Object) -> bool:
     return kinds_by_object()[workload["kind"]].suspends(workload)
 
 
+def stopped_note(*, stopped: bool) -> dict[str, Any]:
+    """Return the patch of the annotation that says of a run in a queue that `stop` has taken it out."""
+    return {"metadata": {"annotations": {STOPPED: "true" if stopped else None}}}
+
+
 def queue_of(workload: Object) -> str:
     """Return Kueue's queue of a workload, empty where it has none. Kueue puts what names none into the namespace's."""
     return str(labels_of(workload).get(QUEUE_NAME, ""))

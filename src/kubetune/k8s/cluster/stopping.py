@@ -163,7 +163,7 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
     # Kueue restarts what is only suspended, so its own object must change too.
     kind = kind_of(spec.kubernetes.kind)
     is_queued = bool(pods.queue_of(workload)) and kind.is_suspended_by_kueue
-    if is_queued and kueue.is_installed(cluster):
+    if is_queued and kueue.is_installed(cluster) and kueue.looks_after(cluster, workload):
         kueue.activate(cluster, workload, active=not suspend)
         return
     beside = kind.beside(spec)
@@ -173,6 +173,9 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
             if obj["kind"] == JOB and obj["metadata"]["name"] in beside:
                 start_beside(cluster, spec, obj, cluster.apply)
     change = kind.suspension(spec.nodes, suspend=suspend)
+    if is_queued:
+        # Else it would look like one that waits.
+        change |= pods.stopped_note(stopped=suspend)
     cluster.merge(kind.name, spec.name, change)
     if suspend:
         for name in beside:

@@ -103,7 +103,8 @@ class PyTorchJob(WorkloadKind):
         if k.queue:
             yield advice(
                 "kubernetes.queue",
-                "Kueue is dropping PyTorchJob; use jobset or job for queued runs",
+                "Kueue 0.19 looks after a PyTorchJob only where its configuration names that kind, else it starts at once; "
+                "use jobset or job for queued runs",
             )
         if k.profile == "restricted" and spec.nodes > 1:
             yield advice(
