@@ -29,6 +29,7 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
+from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.supervisor.run_folder import check_run_dir
 from kubetune.tasks import causal_lm
@@ -49,6 +50,30 @@ NO_WORK = Workload(total_tokens=0)
 @pytest.fixture(scope="module")
 def lora_run(inputs: Path) -> Path:
     return toy.finished(inputs / "lora", toy.make_config(inputs))
+
+
+@pytest.mark.parametrize("quantization", ["none", pytest.param("4bit", marks=pytest.mark.slow)])
+def test_modules_learn_whole_in_half_precision_too(
+    inputs: Path, tmp_path: Path, quantization: str
+) -> None:
+    """Near the losses of fp32, and what is read afterwards is what was evaluated."""
+    runs = []
+    for dtype in ("bfloat16", "float32"):
+        config = toy.make_config(
+            inputs,
+            {"max_steps": 6},
+            model={"path": str(inputs / "model"), "dtype": dtype},
+            lora={"r": 4, "modules_to_save": ["lm_head", "embed_tokens"]},
+            quantization=quantization,
+        )
+        runs.append(toy.finished(tmp_path / dtype, config))
+    half, single = runs
+    losses = toy.losses(half)
+    assert losses == pytest.approx(toy.losses(single), rel=0.01)
+    assert losses[-1] < 0.9 * losses[0]
+    evaluated = [line for line in metrics.read_metrics(half) if "eval_loss" in line][-1]
+    again = evaluate_run(half, "last").metrics
+    assert again["eval_loss"] == pytest.approx(evaluated["eval_loss"], rel=1e-3)
 
 
 def split(inputs: Path, batch: int, packing: bool = False) -> Config:

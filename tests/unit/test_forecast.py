@@ -250,7 +250,12 @@ def test_modules_that_learn_whole_are_not_cut() -> None:
     cut = ahead(*settings, gpus=8).parts["weights"]
     learning = ahead(*settings, "lora.modules_to_save=[lm_head, embed_tokens]", gpus=8)
     tables = 2 * 2 * 151_936 * 4096
-    assert learning.parts["weights"] == pytest.approx(cut + tables * 7 / 8, abs=8)
+    # What they began with, and what they are.
+    assert learning.parts["weights"] == pytest.approx(cut + tables * 7 / 8 + tables, abs=8)
+    exact = ("model.dtype=float32", "lora.modules_to_save=[lm_head, embed_tokens]")
+    in_fp32 = ahead(*settings, *exact, gpus=8).parts["weights"]
+    alone = ahead(*settings, "model.dtype=float32", gpus=8).parts["weights"]
+    assert in_fp32 == pytest.approx(alone + 2 * tables * 7 / 8, abs=8)
 
 
 def test_a_classifiers_head_counts_for_nothing() -> None:

@@ -192,6 +192,9 @@ def _held_parts(work: RankWork, weights: Weights, trained: int) -> dict[str, int
         # Adapters, a vision tower and what modules that learn began with stay whole on every rank.
         whole = _weight_bytes(work, _whole(weights, work.lora.modules_to_save))
         held = whole + (weight_bytes - whole) // shards
+        if work.element < 4:
+            # Beside their fp32 these modules have numbers to compute with.
+            held += whole - _weight_bytes(work, _whole(weights, ()))
         state = "adapters, in fp32"
         of_rank = trained
     else:

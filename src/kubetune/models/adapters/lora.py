@@ -67,9 +67,11 @@ def add_lora(
         saved.target_modules = sorted(saved.target_modules or ())
     saved.target_parameters = sorted(saved.target_parameters or ()) or None
 
-    # In half precision most steps of an adapter would be rounded away.
+    # In half precision most steps of an adapter would be rounded away. Modules of the base that learn whole stay as the
+    # layers around them compute, and have their fp32 in the optimizer, as in full fine-tuning.
+    of_base = _of_base(adapted, heads)
     for parameter in adapted.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter not in of_base:
             parameter.data = parameter.data.float()
     swap_experts(adapted)
     for head in heads:
@@ -86,6 +88,17 @@ def _with_adapters(model: nn.Module, settings: Any, lora: LoraConfig) -> Any:
             return get_peft_model(cast(Any, model), settings)
     except ValueError as error:
         raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error
+
+
+def _of_base(adapted: Any, heads: Sequence[str]) -> set[nn.Parameter]:
+    """Return what learns whole of modules that the base has, without new `heads`."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    parameters: set[nn.Parameter] = set()
+    for name, module in adapted.get_base_model().named_modules():
+        if isinstance(module, ModulesToSaveWrapper) and name not in heads:
+            parameters.update(module.modules_to_save.parameters())
+    return parameters
 
 
 def _expression_of(names: Sequence[str]) -> str:
