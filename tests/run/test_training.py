@@ -63,7 +63,7 @@ def test_modules_learn_whole_in_half_precision_too(
             inputs,
             {"max_steps": 6},
             model={"path": str(inputs / "model"), "dtype": dtype},
-            lora={"r": 4, "modules_to_save": ["lm_head", "embed_tokens"]},
+            lora={"r": 4, "modules_to_save": ["lm_head", "embed_tokens", "norm"]},
             quantization=quantization,
         )
         runs.append(toy.finished(tmp_path / dtype, config))

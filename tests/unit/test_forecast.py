@@ -258,6 +258,12 @@ def test_modules_that_learn_whole_are_not_cut() -> None:
     assert in_fp32 == pytest.approx(alone + 2 * tables * 7 / 8, abs=8)
 
 
+def test_modules_that_learn_whole_are_counted_by_the_ends_of_their_names() -> None:
+    norms = ahead("lora.r=16", "lora.modules_to_save=[norm]").trained_parameters
+    # Two of each layer, and the last one.
+    assert norms - ahead("lora.r=16").trained_parameters == 36 * 2 * 4096 + 4096
+
+
 def test_a_classifiers_head_counts_for_nothing() -> None:
     writes = ahead()
     classifies = ahead("task=sequence_classification")

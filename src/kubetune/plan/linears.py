@@ -209,7 +209,7 @@ def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
         return counts
     # LoRA: first the modules that are trained in full next to the adapters.
     for name, shape in weights.shapes.items():
-        if any(f".{module}." in f".{name}" for module in lora.modules_to_save):
+        if learns_whole(name, lora.modules_to_save):
             counts[part_of(name)] += math.prod(shape)
     # An adapter is A [r, columns] and B [rows, r]; DoRA adds a magnitude for each row.
     for linear in adapted_linears(trainable, weights):
@@ -220,6 +220,11 @@ def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
     for stack in adapted_stacks(lora, weights):
         counts["experts"] += lora.r * stack.experts * (stack.rows + stack.columns)
     return counts
+
+
+def learns_whole(name: str, modules: Iterable[str]) -> bool:
+    """True if a weight is of a module that learns whole. By PEFT's rule `norm` is `input_layernorm` too."""
+    return any(f"{module}." in name for module in modules)
 
 
 def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:

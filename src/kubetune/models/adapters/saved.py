@@ -17,6 +17,7 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema.model import Alpha, Rank
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import weight_files
+from kubetune.plan.linears import learns_whole
 
 SETTINGS: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -168,7 +169,7 @@ def require_fitting_weights(folder: Path, settings: AdapterSettings) -> None:
         if match is None:
             # Modules that were trained whole are compared with the model's when they are put into it. Any other tensor
             # would be put in the place of the base's own.
-            if not any(f".{module}." in name for module in settings.modules_to_save or ()):
+            if not learns_whole(name, settings.modules_to_save or ()):
                 foreign.append(name)
             continue
         has_adapter = True

@@ -16,6 +16,7 @@ from kubetune.base.humanize import size
 from kubetune.distributed.process_group import Group, World
 from kubetune.models.sharded_base.base_shards import SHARDS, BaseShards
 from kubetune.models.sharded_base.units import Unit
+from kubetune.plan.linears import learns_whole
 from kubetune.plan.model_shapes import TOWERS
 
 # Share of a base that may stay whole on every rank without a warning: its norms and biases.
@@ -123,11 +124,7 @@ def _of_quantiser(attributes: Mapping[str, Any]) -> Iterator[Tensor]:
 
 def named(lm: nn.Module, parts: Collection[str]) -> set[nn.Module]:
     """Return the modules whose names end with one of `parts`, and all that is in them."""
-    modules = set()
-    for name, module in lm.named_modules():
-        if any(f".{part}." in f".{name}." for part in parts):
-            modules.add(module)
-    return modules
+    return {module for name, module in lm.named_modules() if learns_whole(f"{name}.", parts)}
 
 
 def _bytes_left(lm: nn.Module, whole: set[nn.Module]) -> int:
