@@ -94,6 +94,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "tied whole head": {"lora": {"r": 4, "modules_to_save": ["lm_head"]}, "tied": True},
     "bf16": {"dtype": "bfloat16"},
+    "whole tables, bf16": {
+        "dtype": "bfloat16",
+        "lora": {"r": 4, "modules_to_save": ["lm_head", "embed_tokens"]},
+    },
     "nf4": {"quantization": "4bit"},
     "fp4, dora": {"quantization": "fp4", "lora": {"r": 4, "use_dora": True}},
     "8bit": {"quantization": "8bit"},
