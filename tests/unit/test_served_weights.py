@@ -62,7 +62,11 @@ def judged(
         # However far another model is, it is not what a server rounds.
         (0.05, 1, 2.0, "wrong", "another model"),
         (0.05, 1, 30.0, "wrong", "another model"),
-        (1.0, 1, 1.5, "wrong", "another model"),
+        (1.0, 1, 1.7, "wrong", "another model"),
+        # Two bits move weights so far that they are not told from another model, if all that training did is in them.
+        (1.0, 1, 1.2, "unknown", "in very few bits, or of another"),
+        (0.1, 1, 0.8, "unknown", "in very few bits, or of another"),
+        (0.3, 0, 0.8, "wrong", "another model"),
         (0.0001, 1, 0.01, "unknown", "the server rounds more than that"),
     ],
 )
@@ -86,9 +90,15 @@ def test_what_a_server_rounds_is_told_from_another_model(
         # A base in so few bits is beside training by more than any limit, and the adapter on it is not.
         (0.1, 1, 0.4, 0.4, "unknown", "the server's base is 0.4 from that of training"),
         (1.0, 1, 1.5, 1.5, "unknown", "the server's base is 1.5 from that of training"),
-        (1.0, 0, 1.5, 1.5, "wrong", "another model"),
+        # What training did is seen beside such a base, however little it is.
+        (0.1, 0, 0.8, 0.8, "wrong", "those of the base"),
+        (0.1, 0.5, 0.8, 0.8, "wrong", "0.50 times its effect"),
+        (0.002, 1, 0.25, 0.25, "right", "the server's base is 0.25 from that of training"),
+        (0.002, 0, 0.25, 0.25, "wrong", "those of the base"),
+        (1.0, 0, 1.7, 1.7, "wrong", "the server's base is 1.7 from that of training"),
         (1.0, 0, 0.2, 0.2, "wrong", "those of the base"),
-        (1.0, 1, 1.5, 0.0, "wrong", "another model"),
+        (1.0, 1, 1.4, 0.0, "wrong", "the adapter is another"),
+        (1.0, 1, 1.7, 0.0, "wrong", "another model"),
         (1.0, 0.5, 0.0, float("nan"), "wrong", "0.50 times its effect"),
     ],
 )
@@ -102,3 +112,15 @@ def test_the_own_base_of_a_server_tells_rounding_from_another_adapter(
 def test_an_adapter_on_a_base_into_which_it_is_merged_is_wrong() -> None:
     state, text = judged(1.0, 2, 0.0, 0.0, base_share=1)
     assert (state, "2.00 times its effect" in text) == ("wrong", True), text
+
+
+def test_few_bits_may_make_all_tokens_less_likely() -> None:
+    training = np.abs(ATTENTION) * 0.4
+    answers = ProofAnswers(
+        (tuple(range(TOKENS + 1)),),
+        {"trained": (BASE + training).astype(np.float32), "base": BASE.astype(np.float32)},
+        (0,),
+    )
+    served = (BASE + training + 1.1 * BESIDE - 0.5).astype(np.float32)
+    point = served_weights.judge(answers, served)
+    assert (point.state, "in very few bits" in point.text) == ("unknown", True), point

@@ -39,6 +39,8 @@ _EFFECT_TOLERANCE: Final = 0.2
 _DTYPE_SHARE: Final = 0.1
 # So far a base in four bits may be beside the way, however little training did: a divergence of 0.04 nats.
 _FEW_BITS: Final = 0.3
+# So far may weights in two bits: Llama 3 8B in q2_k is 1.3 from itself. What is between is not told from another model.
+_FEWEST_BITS: Final = 1.5
 # Where the base is not known: what bfloat16 does to log-probabilities.
 _DTYPE_DISTANCE: Final = 0.2
 # An effect of fewer standard errors than this, or a smaller one, is not told from rounding.
@@ -80,10 +82,9 @@ def judge(
     models = {name: _bounded(values) for name, values in answers.models.items()}
     values = _bounded(served)
     if BASE in models:
-        point = _beside_base(models, values)
         if served_base is None or not np.isfinite(served_base).all():
-            return point
-        return _on_served_base(point, models, values, _bounded(served_base))
+            return _beside_base(models, values)
+        return _on_served_base(models, values, _bounded(served_base))
     distance = _rms(values - models[TRAINED])
     text = f"{distance:.2g} from the trained model; allowed is {_DTYPE_DISTANCE:g}, since nothing is known of the base"
     state: State = "wrong" if distance > _DTYPE_DISTANCE else "right"
@@ -95,11 +96,7 @@ def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
     trained = models[TRAINED]
     effect = trained - models[BASE]
     moved = served - models[BASE]
-    # How many times the effect is in what the server differs from the base by.
-    share = float(moved @ effect / max(float(effect @ effect), 1e-30))
-    beside = _rms(moved - share * effect)
-    # The smallest effect that is told from what is beside the way.
-    smallest = max(_STANDARD_ERRORS * beside / math.sqrt(len(served)), _SMALLEST_EFFECT)
+    share, beside, smallest = _share(moved, effect)
     effects = {}
     lines = []
     for name, values in models.items():
@@ -120,7 +117,10 @@ def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
     fault = _fault(place)
     state: State = "right"
     text = f"those of the trained model: {place}"
-    if is_another:
+    if is_another and _may_be_rounded(moved, effect):
+        state = "unknown"
+        text = f"nothing can be told: {place}; they are those of the trained model in very few bits, or of another"
+    elif is_another:
         state = "wrong"
         text = f"those of another model, or of the adapter on another base: {place}"
     elif place.apart < smallest or (fault and missing != (BASE,) and beside > place.apart):
@@ -136,27 +136,48 @@ def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
     return ServedPoint(state, text, tuple(lines), asdict(place))
 
 
+def _share(moved: Values, effect: Values) -> tuple[float, float, float]:
+    """Return how many times an effect is in a move, what is beside it, and the least effect that is told from that."""
+    share = float(moved @ effect / max(float(effect @ effect), 1e-30))
+    beside = _rms(moved - share * effect)
+    smallest = max(_STANDARD_ERRORS * beside / math.sqrt(len(moved)), _SMALLEST_EFFECT)
+    return share, beside, smallest
+
+
+def _may_be_rounded(moved: Values, effect: Values) -> bool:
+    """True if a server may have the whole effect, in weights of very few bits, which make all tokens less likely."""
+    spread = effect - effect.mean()
+    share, beside, smallest = _share(moved - moved.mean(), spread)
+    most = max(_EFFECT_TOLERANCE * _rms(spread), smallest)
+    return beside <= _FEWEST_BITS and abs(share - 1) * _rms(spread) <= most
+
+
 def _on_served_base(
-    point: ServedPoint, models: Mapping[str, Values], served: Values, served_base: Values
+    models: Mapping[str, Values], served: Values, served_base: Values
 ) -> ServedPoint:
-    """Return the point with what the server's own base tells: rounding is in both, so the adapter is seen without it."""
+    """Return what can be said where the server's own base is known: rounding is in both, so the adapter is seen without."""
     base = _beside_base(models, served_base).numbers
-    adapter = _beside_base(models, served - served_base + models[BASE])
-    most = max(_DTYPE_SHARE * base["apart"], _STANDARD_ERRORS * base["to_base"])
-    if point.state == "right" and adapter.numbers["to_trained"] > most:
+    # A base into which the adapter is merged has its effect twice.
+    if base["missing"] != (BASE,):
+        return _beside_base(models, served)
+    to_base = base["to_base"]
+    point = _beside_base(models, served - served_base + models[BASE])
+    most = max(_DTYPE_SHARE * base["apart"], _STANDARD_ERRORS * to_base)
+    if point.state != "wrong" and point.numbers["to_trained"] > most:
         text = (
             "the adapter is another, by checkpoint, lora_alpha or rsLoRA, for the server's base is that of training: "
-            f"{Place(**adapter.numbers)}"
+            f"{Place(**point.numbers)}"
         )
         return replace(point, state="wrong", text=text, lines=())
-    # A base into which the adapter is merged has its effect twice.
-    is_base = base["missing"] == (BASE,)
-    if point.state == "wrong" and adapter.state == "right" and is_base:
+    if point.state == "right" and to_base > max(base["apart"], _FEW_BITS):
         text = (
             "nothing can be told: the adapter does what it did in training, but the server's base is "
-            f"{base['to_base']:.2g} from that of training, so it is quantised to very few bits, or another"
+            f"{to_base:.2g} from that of training, so it is quantised to very few bits, or another"
         )
         return replace(point, state="unknown", text=text)
+    if to_base > _DTYPE_SHARE * base["apart"]:
+        line = f"the server's base is {to_base:.2g} from that of training: it may be quantised, or another"
+        return replace(point, lines=(*point.lines, line))
     return point
 
 
