@@ -635,6 +635,21 @@ def test_a_watch_tells_hooks_and_prometheus_what_has_changed(
         jsonschema.validate(event, schema)
 
 
+def test_another_fault_of_a_watched_server_is_news(run_dir: Path) -> None:
+    server = changed(broken={"/v1/completions": (404, {"detail": "Not Found"})})(run_dir)
+    with served(server) as url:
+        model = Watched(known_model(run_dir), url, None, 60, HooksConfig())
+        event = model.look()
+        assert event is not None
+        assert "not proved" in event["reason"]
+        server.broken = {}
+        server.model = base_model(run_dir)
+        event = model.look()
+        assert event is not None
+        assert "those of the base" in event["reason"]
+        assert model.look() is None
+
+
 class Lines:
     """A stream that keeps what is written."""
 

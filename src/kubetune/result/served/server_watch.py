@@ -36,7 +36,7 @@ class Watched:
     name: str | None  # that requests ask for; None: the run's
     timeout: float  # of a check, in seconds
     hooks: HooksConfig
-    # Of the last check: right, wrong, or no answer. To begin right is no news.
+    # Of the last check: right, not proved, no answer, or the names of the points that are wrong. To begin right is no news.
     state: str = "right"
     numbers: dict[str, float] = field(default_factory=dict)
 
@@ -56,7 +56,8 @@ class Watched:
             self.state = "no answer"
         else:
             reason = check.reason_against
-            self.state = "wrong" if reason else "right"
+            wrong = [name for name, point in check.points.items() if point.state == "wrong"]
+            self.state = ", ".join(wrong) or ("not proved" if reason else "right")
             for point in check.points.values():
                 if "share" in point.numbers:
                     numbers["served_effect_ratio"] = float(point.numbers["share"])
