@@ -738,6 +738,27 @@ def test_ollama_is_asked_by_texts_for_single_tokens(
     assert "broke off /api/generate" in capsys.readouterr().err
 
 
+def test_a_token_that_llama_cpp_cannot_write_is_left_out(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = changed(tells="llama.cpp")(run_dir)
+
+    def fail_at_times(path: str) -> None:
+        server.broken.clear()
+        if len(server.calls) % 3 == 0 and "logprobs" in (server.calls[-1][1] or {}):
+            message = (
+                "The model produced output that does not match the expected Content-only format"
+            )
+            server.broken[path] = (500, {"error": {"code": 500, "message": message}})
+
+    server.on_call = fail_at_times
+    code, points, _ = checked(server, run_dir, capsys)
+    assert (code, points["log-probabilities"]["state"]) == (0, "right")
+    server.model = base_model(run_dir)
+    code, points, _ = checked(server, run_dir, capsys)
+    assert (code, points["log-probabilities"]["state"]) == (5, "wrong")
+
+
 def test_experts_that_a_server_passes_over_are_named(tmp_path: Path) -> None:
     run_dir = chat_run(tmp_path, "qwen3_moe", moe_intermediate_size=48)
     server = right(run_dir)

@@ -13,6 +13,7 @@ check = check_served(known_model(run_dir), "http://localhost:8000", None, 60)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -21,7 +22,7 @@ import numpy as np
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.proof_answers import BASE, TRAINED, ProofAnswers, joined
 from kubetune.result.served import answer_endings, conversation_ids, served_weights
-from kubetune.result.served.endpoint import OLLAMA, Endpoint, NotAnswered
+from kubetune.result.served.endpoint import OLLAMA, Bound, Endpoint, NotAnswered
 from kubetune.result.served.known_model import KnownModel
 from kubetune.result.served.points import WEIGHTS, ServedPoint, ServerCheck
 
@@ -93,22 +94,31 @@ def _of_next_tokens(endpoint: Endpoint, tokenizer: Tokenizer, answers: ProofAnsw
     trained = answers.models[TRAINED]
     moved = np.abs(trained - answers.models.get(BASE, np.zeros_like(trained)))
     bounds = {}
+    failure = NotAnswered("can be asked for too few tokens")
     for place in np.argsort(-moved, kind="stable")[:_MOST_TOKENS].tolist():
-        ids = answers.up_to(place)
-        if not endpoint.is_of(OLLAMA):
-            bounds[place] = endpoint.next_token(ids)
-            continue
-        prompt, text = [
-            tokenizer.decode(part[len(tokenizer.prefix) :], skip_special_tokens=False)
-            for part in (ids[:-1], ids)
-        ]
-        # Ollama takes texts alone, and one that ends within a character or a word is read as other tokens.
-        if tokenizer.encode_text(text) == [*ids] and tokenizer.encode_text(prompt) == [*ids[:-1]]:
-            bounds[place] = endpoint.next_token_of_text(prompt, text.removeprefix(prompt))
+        try:
+            bounds[place] = _next_token(endpoint, tokenizer, answers.up_to(place))
+        except NotAnswered as error:
+            # llama.cpp's server fails where the token that it would write is a part of a character.
+            failure = error
     if len(bounds) < _FEWEST_TOKENS:
-        raise NotAnswered("takes texts alone, and too few of the tokens can be asked for by them")
+        raise failure
     values, floors = zip(*bounds.values(), strict=True)
     return served_weights.judge(answers.at(list(bounds), floors), joined([values]))
+
+
+def _next_token(endpoint: Endpoint, tokenizer: Tokenizer, ids: Sequence[int]) -> Bound:
+    """Return what the server says of the last token after the others."""
+    if not endpoint.is_of(OLLAMA):
+        return endpoint.next_token(ids)
+    prompt, text = [
+        tokenizer.decode(part[len(tokenizer.prefix) :], skip_special_tokens=False)
+        for part in (ids[:-1], ids)
+    ]
+    # Ollama takes texts alone, and one that ends within a character or a word is read as other tokens.
+    if tokenizer.encode_text(text) != [*ids] or tokenizer.encode_text(prompt) != [*ids[:-1]]:
+        raise NotAnswered("takes texts alone, and too few of the tokens can be asked for by them")
+    return endpoint.next_token_of_text(prompt, text.removeprefix(prompt))
 
 
 _QUESTIONS: Final = {
