@@ -59,6 +59,8 @@ def judged(
         (0.05, 0, 0.02, "wrong", "those of the base"),
         (0.05, 0.5, 0.15, "unknown", "the server rounds more than that"),
         (1.0, 0.5, 0.02, "wrong", "0.50 times its effect"),
+        # Nearer to the base, and not the base.
+        (1.0, 0.4, 0.02, "wrong", "0.40 times its effect"),
         # However far another model is, it is not what a server rounds.
         (0.05, 1, 2.0, "wrong", "another model"),
         (0.05, 1, 30.0, "wrong", "another model"),
@@ -86,6 +88,7 @@ def test_what_a_server_rounds_is_told_from_another_model(
         # Its effect is large enough to pass, and is not that of training, which shows where nothing is rounded.
         (1.0, 0.85, 0.0, 0.0, "wrong", "the adapter is another"),
         (1.0, 1, 0.2, 0.0, "wrong", "the adapter is another"),
+        (1.0, 0.1, 0.2, 0.0, "wrong", "the adapter is another"),
         (1.0, 0.85, 0.2, 0.2, "right", "may be quantised"),
         # A base in so few bits is beside training by more than any limit, and the adapter on it is not.
         (0.1, 1, 0.4, 0.4, "unknown", "the server's base is 0.4 from that of training"),

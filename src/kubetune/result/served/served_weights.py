@@ -163,7 +163,10 @@ def _on_served_base(
     to_base = base["to_base"]
     point = _beside_base(models, served - served_base + models[BASE])
     most = max(_DTYPE_SHARE * base["apart"], _STANDARD_ERRORS * to_base)
-    if point.state != "wrong" and point.numbers["to_trained"] > most:
+    # Near the base is also a weaker adapter, or one of another run.
+    is_near_base = point.numbers["missing"] == (BASE,)
+    distance = point.numbers["to_base" if is_near_base else "to_trained"]
+    if (point.state != "wrong" or is_near_base) and distance > most:
         text = (
             "the adapter is another, by checkpoint, lora_alpha or rsLoRA, for the server's base is that of training: "
             f"{Place(**point.numbers)}"
@@ -197,9 +200,9 @@ def _nearest(
 
 def _fault(place: Place) -> str:
     """Return what is wrong with a server, "" if nothing is."""
-    if place.missing == (BASE,):
+    if place.missing == (BASE,) and abs(place.share) <= _EFFECT_TOLERANCE:
         return "those of the base: the server does not use what was trained"
-    if place.missing and place.to_nearest <= place.beside:
+    if place.missing not in ((), (BASE,)) and place.to_nearest <= place.beside:
         return f"the server passes over the adapter on {' and '.join(place.missing)}"
     if abs(place.share - 1) > _EFFECT_TOLERANCE:
         times = f"the adapter has {place.share:.2f} times its effect"
