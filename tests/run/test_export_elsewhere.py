@@ -184,6 +184,15 @@ def vllm_server(
         *adapters, *words,
     ]  # fmt: skip
     environ = {**environment(), "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    with answering(command, port, log, environ) as url:
+        yield url
+
+
+@contextmanager
+def answering(
+    command: Sequence[Any], port: int, log: Path, environ: dict[str, str]
+) -> Iterator[str]:
+    """Run a server, and yield its address when it answers at /health."""
     url = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:

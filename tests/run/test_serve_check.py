@@ -82,12 +82,16 @@ def conversation(number: int) -> dict[str, Any]:
 
 
 def chat_run(
-    inputs: Path, family: str = "llama", lora: dict[str, Any] | None = None, **sizes: Any
+    inputs: Path,
+    family: str = "llama",
+    lora: dict[str, Any] | None = None,
+    template: str = TEMPLATE,
+    **sizes: Any,
 ) -> Path:
     """Return a run of LoRA on conversations, with an export of its adapter and one of its merged weights."""
     save_model(inputs / "model", family, **sizes)
     settings = inputs / "model" / "tokenizer_config.json"
-    changed = {"chat_template": TEMPLATE, "bos_token": "<|endoftext|>"}
+    changed = {"chat_template": template, "bos_token": "<|endoftext|>"}
     settings.write_text(json.dumps(json.loads(settings.read_text()) | changed))
     lines = [json.dumps(conversation(number)) for number in range(40)]
     (inputs / "chat.jsonl").write_text("\n".join(lines))

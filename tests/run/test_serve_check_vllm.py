@@ -14,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from kubetune.cli import main
@@ -51,22 +52,22 @@ def load(url: str, name: str, folder: Path) -> None:
         assert reply.status == 200
 
 
-def changed(run_dir: Path, name: str, rename: Callable[[str], str | None]) -> Path:
-    """Return a copy of the export whose tensors have other names, or are left out."""
+def changed(
+    run_dir: Path, name: str, rename: Callable[[str], str | None] = str, **settings: Any
+) -> Path:
+    """Return a copy of the export with other settings, whose tensors have other names, or are left out."""
     folder = run_dir.parent / name
     shutil.copytree(run_dir / "exports" / "bot", folder)
     tensors = {}
     for key, tensor in load_file(folder / WEIGHTS).items():
         new = rename(key)
         if new is not None:
-            tensors[new] = tensor
+            tensors[new] = tensor * torch.nan if name == "NaN" else tensor
     save_file(tensors, folder / WEIGHTS)
-    settings = json.loads((folder / SETTINGS).read_text())
-    if name == "attention only":
-        settings["target_modules"] = ["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]
-    elif name == "disjoint":
-        settings["target_modules"] = ["other_proj"]
-    (folder / SETTINGS).write_text(json.dumps(settings))
+    known = json.loads((folder / SETTINGS).read_text())
+    if name == "half":
+        known["lora_alpha"] /= 2
+    (folder / SETTINGS).write_text(json.dumps(known | settings))
     return folder
 
 
@@ -96,24 +97,43 @@ def test_right_and_broken_adapters(
     assert (code, by_point["log-probabilities"]["numbers"]["missing"]) == (5, ["base"])
 
     # vLLM takes all of these without a word.
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj"]
     broken = {
-        "attention only": lambda key: key if "attn" in key else None,
-        "wrong prefix": lambda key: key.replace("model.layers", "model.language_model.layers"),
-        "disjoint": lambda key: key.replace("self_attn", "other_attn").replace("mlp", "other"),
+        "attention only": changed(
+            run_dir,
+            "attention only",
+            lambda key: key if "attn" in key else None,
+            target_modules=attention,
+        ),
+        "wrong prefix": changed(
+            run_dir,
+            "wrong prefix",
+            lambda key: key.replace("model.layers", "model.language_model.layers"),
+        ),
+        "disjoint": changed(
+            run_dir,
+            "disjoint",
+            lambda key: key.replace("self_attn", "other_attn").replace("mlp", "other"),
+            target_modules=["other_proj"],
+        ),
+        "half": changed(run_dir, "half"),
+        "NaN": changed(run_dir, "NaN"),
     }
-    for name, rename in broken.items():
-        load(url, name, changed(run_dir, name, rename))
+    for name, folder in broken.items():
+        load(url, name, folder)
         code, by_point = points(url, run_dir, name, capsys)
         weights = by_point["log-probabilities"]
         print(name, weights)
         assert (code, weights["state"]) == (5, "wrong")
-        missing = weights["numbers"]["missing"]
-        assert ("base" not in missing) if name == "attention only" else (missing == ["base"])
+        if name in ("wrong prefix", "disjoint"):
+            assert weights["numbers"]["missing"] == ["base"]
+        elif name == "attention only":
+            assert "base" not in weights["numbers"]["missing"]
+        else:
+            assert ("lora_alpha" if name == "half" else "are NaN or infinite") in weights["text"]
 
     # Above --max-lora-rank, so that it is refused when it is loaded.
-    folder = changed(run_dir, "rank", lambda key: key)
-    settings = json.loads((folder / SETTINGS).read_text())
-    (folder / SETTINGS).write_text(json.dumps(settings | {"r": 64}))
+    folder = changed(run_dir, "rank", r=64)
     with pytest.raises(HTTPError):
         load(url, "rank", folder)
     code, by_point = points(url, run_dir, "rank", capsys)
@@ -121,30 +141,86 @@ def test_right_and_broken_adapters(
     assert "which --max-lora-rank of vLLM must allow" in by_point["names"]["text"]
 
 
-THINKS_NOT = '{"enable_thinking": false}'
+def rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """Round to 4 bits, in blocks of 32 numbers."""
+    blocks = tensor.view(-1, 32)
+    scale = blocks.abs().amax(1, keepdim=True) / 7
+    return ((blocks / scale).round() * scale).view_as(tensor)
 
 
 @pytest.mark.parametrize(
-    ("words", "point", "cause"),
+    ("change", "state"), [(rounded, "right"), (lambda tensor: tensor.roll(1, 0), "wrong")]
+)
+def test_an_adapter_on_another_base(
+    change: Callable[[torch.Tensor], torch.Tensor],
+    state: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = chat_run(tmp_path, "qwen3", **SIZE)
+    base = Path(shutil.copytree(tmp_path / "model", tmp_path / "other"))
+    file = base / "model.safetensors"
+    tensors = {}
+    for key, tensor in load_file(file).items():
+        tensors[key] = (
+            change(tensor).contiguous() if "layers" in key and tensor.dim() == 2 else tensor
+        )
+    save_file(tensors, file, {"format": "pt"})
+    with vllm_server(base, tmp_path / "server.log", "--max-model-len=512") as url:
+        load(url, "bot", next(run_dir.glob("exports/*-adapter")))
+        _, by_point = points(url, run_dir, "bot", capsys)
+    print(by_point["log-probabilities"])
+    assert by_point["log-probabilities"]["state"] == state
+
+
+def end_elsewhere(folder: Path) -> None:
+    """Have a model end answers at another token than training did."""
+    ends = {"generation_config.json": ("eos_token_id", 0), "config.json": ("eos_token_id", 0)}
+    for name, (key, value) in {
+        **ends,
+        "tokenizer_config.json": ("eos_token", "<|endoftext|>"),
+    }.items():
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**settings, key: value}))
+
+
+THINKS_NOT = '{"enable_thinking": false}'
+# vLLM's types sort a call's keys, which a template that writes a whole call as JSON shows.
+NAMED = TEMPLATE.replace(
+    "call.function | tojson", "call.function.name + call.function.arguments | tojson"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "words", "point", "cause"),
     [
-        # A template that writes calls as JSON has other ids in vLLM, whose types sort a call's keys.
-        ((), "ids", "key order of calls"),
-        (("--default-chat-template-kwargs", THINKS_NOT), "ids", "enable_thinking: "),
-        (("--chat-template", "OTHER"), "ids", "template: "),
+        (NAMED, (), "", ""),
+        (TEMPLATE, (), "ids", "key order of calls"),
+        (NAMED, ("--default-chat-template-kwargs", THINKS_NOT), "ids", "enable_thinking: "),
+        (NAMED, ("--chat-template", "OTHER"), "ids", "template: "),
+        (NAMED, ("--chat-template", "TWICE"), "ids", "a second BOS"),
+        (NAMED, (), "end of answers", "goes on behind <|im_end|>"),
     ],
 )
 def test_conversations_with_tools_and_thoughts(
+    template: str,
     words: tuple[str, ...],
     point: str,
     cause: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run_dir = chat_run(tmp_path, "qwen3", **SIZE)
-    other = tmp_path / "other.jinja"
-    other.write_text(TEMPLATE.replace("|>system", "|> system"))
-    words = tuple(str(other) if word == "OTHER" else word for word in words)
+    run_dir = chat_run(tmp_path, "qwen3", template=template, **SIZE)
+    others = {
+        "OTHER": template.replace("|>system", "|> system"),
+        "TWICE": template.replace("bos_token", "bos_token + bos_token"),
+    }
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+    words = tuple(str(tmp_path / word) if word in others else word for word in words)
     folder = next(run_dir.glob("exports/*-merged"))
+    if point == "end of answers":
+        end_elsewhere(folder)
     with vllm_server(folder, tmp_path / "server.log", *words, "--max-model-len=512") as url:
         code, by_point = points(url, run_dir, str(folder), capsys)
     print(by_point)
