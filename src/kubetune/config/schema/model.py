@@ -110,7 +110,9 @@ class LoraConfig(Section):
         description="Further tensors that get adapters, as PEFT names them, such as `mlp.experts.down_proj`.",
     )
     modules_to_save: Annotated[tuple[str, ...], AsTuple] = Field(
-        (), description="Modules trained in full and saved with the adapter."
+        (),
+        description="Modules trained in full and saved with the adapter, by the ends of their names: `norm` takes "
+        "`input_layernorm` too.",
     )
     # Variants of LoRA.
     use_dora: bool = Field(
