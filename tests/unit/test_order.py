@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from kubetune.data.order import (
     Ids,
     epoch_order,
-    epoch_size,
     global_batch,
     hash_ids,
     mixed_seed,
     step_boundaries,
 )
 from kubetune.data.prepared.micro_batches import balance_ranks, deal, fill, pack, split_batch
+from kubetune.data.row_counts import epoch_size
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=500).map(
     lambda values: np.array(values, np.int64)

@@ -16,7 +16,6 @@ from kubetune.batching.shared_beginnings import collate_shared
 from kubetune.data.order import (
     Ids,
     epoch_order,
-    epoch_size,
     global_batch,
     shuffled,
     step_boundaries,
@@ -24,7 +23,7 @@ from kubetune.data.order import (
 from kubetune.data.prepared.micro_batches import deal, fill, pack, split_batch
 from kubetune.data.prepared.prefixes import split_by_prefix
 from kubetune.data.prepared.prepare import Rows
-from kubetune.data.reading.sources import evaluated_rows
+from kubetune.data.row_counts import epoch_size, evaluated_rows
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan
 

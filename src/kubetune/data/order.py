@@ -39,15 +39,6 @@ def shuffled(ids: Ids, *salt: int | str) -> Ids:
     return ids[np.argsort(hash_ids(ids, *salt), kind="stable")]
 
 
-def epoch_size(rows_per_source: Sequence[int], weights: Sequence[float]) -> int:
-    """Return the samples in one epoch: each source `weight` times, rounded to whole rows but never to none."""
-    size = 0
-    for rows, weight in zip(rows_per_source, weights, strict=True):
-        if rows:
-            size += max(1, round(rows * weight))
-    return size
-
-
 def epoch_order(
     seed: int,
     epoch: int,

@@ -17,8 +17,9 @@ from kubetune.config.schema import DataConfig, ModelConfig, RewardConfig, Source
 from kubetune.data.columns import lacking, left_out
 from kubetune.data.findings.finding import Finding, Severity
 from kubetune.data.prepared.tally import MOST_PLACES, require_rows
-from kubetune.data.reading.sources import evaluated_rows, locate
+from kubetune.data.reading.sources import locate
 from kubetune.data.reading.strict_json import JsonObject
+from kubetune.data.row_counts import evaluated_rows
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError, ModelError

@@ -22,10 +22,10 @@ from kubetune.data.reading.sources import (
     Located,
     count_rows,
     empty_range,
-    evaluated_rows,
     locate,
     no_records,
 )
+from kubetune.data.row_counts import epoch_size, evaluated_rows, held_out
 from kubetune.errors import DataError
 from kubetune.plan.model_shapes import hub_folder
 
@@ -39,61 +39,40 @@ def estimate_rows(data: DataConfig, *, made_by_pod: bool = False) -> tuple[int |
 
     Raise DataError when a source exists nowhere, and no pod is to make it, or when there is no record to train on.
     """
-    records = [taken_by(source, made_by_pod=made_by_pod) for source in data.train]
-    if all(count == 0 for count in records):
+    records = _taken(data.train, made_by_pod=made_by_pod)
+    if records is not None and not any(records):
         raise no_records("data.train", data.train)
     weights = [source.weight for source in data.train]
+    rows = None
+    if records is not None:
+        rows = epoch_size(records, weights)
     # Evaluation data of its own, none at all, or a share that is held out of training's.
     if isinstance(data.eval, tuple):
-        eval_records = [taken_by(source, made_by_pod=made_by_pod) for source in data.eval]
-        eval_rows = _evaluated(eval_records, [source.weight for source in data.eval])
-        return _trained(records, weights, 0.0), eval_rows
+        eval_records = _taken(data.eval, made_by_pod=made_by_pod)
+        if eval_records is None:
+            return rows, None
+        return rows, sum(evaluated_rows(eval_records, [source.weight for source in data.eval]))
     if not data.eval:
-        return _trained(records, weights, 0.0), 0
-    total = _total(records)
-    if total is None:
+        return rows, 0
+    if records is None:
         return None, None
 
     # What is held out is drawn from all sources alike.
-    held_out = min(max(1, round(data.eval * total)), total - 1) if total else 0
-    held_out_share = held_out / max(1, total)
+    total = sum(records)
+    number = held_out(total, data.eval)
+    kept = [round(count * (1 - number / total)) for count in records]
     eval_rows = 0
-    if held_out:
-        eval_rows = _evaluated([round(held_out * (n or 0) / total) for n in records], weights)
-        eval_rows = max(1, eval_rows or 0)
-    return _trained(records, weights, held_out_share), eval_rows
+    if number:
+        of_sources = [round(number * count / total) for count in records]
+        eval_rows = max(1, sum(evaluated_rows(of_sources, weights)))
+    return epoch_size(kept, weights), eval_rows
 
 
-def _trained(
-    records: Sequence[int | None],
-    weights: Sequence[float],
-    held_out_share: float,
-) -> int | None:
-    """Return the number of rows in an epoch. Each source has at least one."""
-    if None in records:
-        return None
-    # As `prepared/order.epoch_size` counts them: 100 records of weight 2.5 are 250 rows.
-    rows = 0
-    for number, weight in zip(records, weights, strict=True):
-        kept = round((number or 0) * (1 - held_out_share))
-        if kept:
-            rows += max(1, round(kept * weight))
-
-    return rows
-
-
-def _evaluated(records: Sequence[int | None], weights: Sequence[float]) -> int | None:
-    """Return the rows of an evaluation, which have the mix of training."""
-    if None in records:
-        return None
-    return sum(evaluated_rows([number or 0 for number in records], weights))
-
-
-def _total(records: Sequence[int | None]) -> int | None:
-    """Return the sum; None where one of them is not known."""
-    if None in records:
-        return None
-    return sum(filter(None, records))
+def _taken(sources: Sequence[SourceConfig], *, made_by_pod: bool) -> list[int] | None:
+    """Return how many records each source gives; None if that is not known of one."""
+    counts = [taken_by(source, made_by_pod=made_by_pod) for source in sources]
+    known = [count for count in counts if count is not None]
+    return known if len(known) == len(counts) else None
 
 
 def is_upper_bound(sources: Sequence[SourceConfig], *, made_by_pod: bool = False) -> bool:

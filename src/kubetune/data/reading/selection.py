@@ -8,6 +8,7 @@ import numpy as np
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import SourceConfig
+from kubetune.data import row_counts
 from kubetune.data.order import Ids, hash_ids, shuffled
 from kubetune.data.reading.sources import count_rows, empty_range, locate, no_records
 from kubetune.errors import DataError
@@ -106,7 +107,7 @@ def hold_out(
             f"data.eval: {share} holds out a share of data.train, which has {counted(total, 'record')}; expected 2"
         )
 
-    number = min(max(1, round(share * total)), total - 1)
+    number = row_counts.held_out(total, share)
 
     # The records with the smallest hashes, over all sources together.
     hashes = []

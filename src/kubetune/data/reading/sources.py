@@ -177,21 +177,6 @@ def count_rows(source: SourceConfig) -> int:
     return sum(count_records(file) for file in located.files)
 
 
-def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Return how many rows an evaluation takes of each source, so that it has the mix of an epoch of training.
-
-    All of the source with the largest weight; of others a part, as their weight is smaller, but at least one row.
-    """
-    # Of sources with 100 and 100 rows and weights 1 and 0.25, 100 and 25 are taken.
-    weights_in_use = [weight for count, weight in zip(rows, weights, strict=True) if count]
-    largest = max(weights_in_use, default=1.0)
-    taken = []
-    for count, weight in zip(rows, weights, strict=True):
-        share = max(1, round(count * weight / largest))
-        taken.append(share if count else 0)
-    return taken
-
-
 def names_of(sources: Sequence[SourceConfig]) -> tuple[str, ...]:
     """Return a name for each source: as much of the end of its path as tells it from the others.
 
