@@ -7,12 +7,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from kubetune.data.column_names import TALKS, names_answer, words_of_name
 
@@ -26,13 +25,24 @@ _NO_CHOICES: Final = frozenset((*TALKS, "history", "tools", "functions", "images
 _MOST: Final = 26
 
 
+# How a record holds choices:
+#
+#     columns   {"A": "Paris", "B": "Rome"}
+#     texts     {"options": ["Paris", "Rome"]}
+#     lists     {"options": {"label": ["A", "B"], "text": ["Paris", "Rome"]}}
+#     marked    {"options": {"A": "Paris", "B": "Rome"}}
+#     objects   {"options": [{"key": "A", "text": "Paris"}, {"key": "B", "text": "Rome"}]}
+Form = Literal["columns", "texts", "lists", "marked", "objects"]
+
+
 class Choices(NamedTuple):
     """The choices of one record."""
 
     columns: tuple[str, ...]  # ("options",), or ("A", "B", "C", "D")
     marks: tuple[str, ...]  # by which an answer may name them
     texts: tuple[str, ...]
-    code: str  # pairs of a mark and a text of a record `r`, in Python
+    form: Form
+    mark_key: str = ""  # of the mark in each of `objects`
 
 
 def choices_of(value: Mapping[str, Any], question: str, answer: Any) -> Choices | None:
@@ -66,9 +76,9 @@ def chosen_by_label(
         chosen = []
         for value in values:
             item = value.get(name)
-            listed = _listed(item, f"r[{json.dumps(name)}]") if isinstance(item, list) else None
-            if listed is not None:
-                chosen.append((value.get(label), Choices((name,), *listed)))
+            choices = _in_column(name, item) if isinstance(item, list) else None
+            if choices is not None:
+                chosen.append((value.get(label), choices))
         is_other = not _OTHER_NAMES.isdisjoint(words_of_name(name))
         if len(chosen) == len(values) and not is_other and _are_places(chosen):
             return chosen
@@ -95,19 +105,17 @@ def _candidates(value: Mapping[str, Any]) -> Iterator[tuple[Choices, bool]]:
             if isinstance(text, (str, int, float)) and str(text).strip():
                 texts.append(str(text).strip())
         if len(texts) == len(columns):
-            pairs = json.dumps(list(zip(marks, columns, strict=True)))
-            code = f"[(m, r[k]) for m, k in {pairs} if r.get(k) is not None]"
             is_sure = not stem or _is_sure(stem)
-            yield Choices(columns, marks, tuple(texts), code), is_sure
+            yield Choices(columns, marks, tuple(texts), "columns"), is_sure
 
     for name, item in value.items():
         if not isinstance(item, (list, Mapping)) or name in _NO_CHOICES or names_answer(name):
             continue
         if not _OTHER_NAMES.isdisjoint(words_of_name(name)):
             continue
-        listed = _listed(item, f"r[{json.dumps(name)}]")
-        if listed is not None:
-            yield Choices((name,), *listed), _is_sure(name)
+        choices = _in_column(name, item)
+        if choices is not None:
+            yield choices, _is_sure(name)
 
 
 def are_numbered(names: Sequence[str]) -> bool:
@@ -147,54 +155,46 @@ class _Listed(NamedTuple):
 
     marks: Sequence[Any]
     texts: Sequence[Any]
-    code: str
+    form: Form
+    mark_key: str = ""
 
 
-def _listed(item: Any, code: str) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
-    """Return the marks and texts of a list or an object of choices, and both in Python; None for anything else."""
-    listed = _of_object(item, code) if isinstance(item, Mapping) else _of_list(item, code)
+def _in_column(name: str, item: Any) -> Choices | None:
+    """Return the choices that a list or an object in a column holds; None for anything else."""
+    listed = _of_object(item) if isinstance(item, Mapping) else _of_list(item)
     if listed is None:
         return None
     if not 2 <= len(listed.texts) <= min(len(listed.marks), _MOST):
         return None
     if not all(isinstance(text, str) and text.strip() for text in listed.texts):
         return None
-    marks = [str(mark).upper() for mark in listed.marks[: len(listed.texts)]]
-    texts = [text.strip() for text in listed.texts]
-    return tuple(marks), tuple(texts), listed.code
+    marks = tuple(str(mark).upper() for mark in listed.marks[: len(listed.texts)])
+    texts = tuple(text.strip() for text in listed.texts)
+    return Choices((name,), marks, texts, listed.form, listed.mark_key)
 
 
-def _of_object(item: Mapping[str, Any], code: str) -> _Listed | None:
-    """Return the marks and texts of an object, where `code` is the object in Python.
-
-    {"label": ["A", "B"], "text": ["Paris", "Rome"]}    zip(r["choices"]["label"], r["choices"]["text"])
-    {"A": "Paris", "B": "Rome"}                         r["choices"].items()
-    """
+def _of_object(item: Mapping[str, Any]) -> _Listed | None:
+    """Return the marks and texts of an object: two lists of them, or texts by their marks."""
     labels = item.get("label")
     texts = item.get("text")
     if isinstance(labels, list) and isinstance(texts, list):
-        return _Listed(labels, texts, f'zip({code}["label"], {code}["text"])')
+        return _Listed(labels, texts, "lists")
     if all(re.fullmatch(r"[A-Za-z]|\d", str(key), re.ASCII) for key in item):
-        return _Listed(list(item), list(item.values()), f"{code}.items()")
+        return _Listed(list(item), list(item.values()), "marked")
     return None
 
 
-def _of_list(item: Sequence[Any], code: str) -> _Listed | None:
-    """Return the marks and texts of a list, where `code` is the list in Python.
-
-    ["Paris", "Rome"]                                                 zip("ABC…", r["choices"])
-    [{"key": "A", "text": "Paris"}, {"key": "B", "text": "Rome"}]     [(c["key"], c["text"]) for c in r["choices"]]
-    """
+def _of_list(item: Sequence[Any]) -> _Listed | None:
+    """Return the marks and texts of a list of texts, or of objects that have both."""
     if not all(isinstance(part, Mapping) for part in item):
-        letters = string.ascii_uppercase
-        return _Listed(letters, item, f"zip({json.dumps(letters)}, {code})")
+        return _Listed(string.ascii_uppercase, item, "texts")
     for key in ("label", "key", "id"):
         if item and key in item[0]:
             if not all(key in part and "text" in part for part in item):
                 return None
             marks = [part[key] for part in item]
             texts = [part["text"] for part in item]
-            return _Listed(marks, texts, f'[(c[{json.dumps(key)}], c["text"]) for c in {code}]')
+            return _Listed(marks, texts, "objects", key)
     return None
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import string
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from kubetune.base.humanize import counted, shell_word
 from kubetune.data.choices import Choices, choices_of, chosen_by_label, counted_from
@@ -96,9 +97,9 @@ def from_label(values: Sequence[Value], question: str, label: str, path: str) ->
     right = _right_choice(chosen, label)
     if not right or any(choices.columns != columns for _, choices in chosen):
         return ""
-    code = chosen[0][1].code
+    pairs = _pairs_of(chosen[0][1])
     text = f"{path} holds a multiple choice: `{label}` says which of {in_list(columns)} is right"
-    joined = f'"\\n".join([r[{json.dumps(question)}], *("%s. %s" % c for c in {code})])'
+    joined = f'"\\n".join([r[{json.dumps(question)}], *("%s. %s" % c for c in {pairs})])'
     news = {question: joined}
     if question not in PROMPTS:
         news = {question: "None", "prompt": joined}
@@ -110,13 +111,13 @@ def from_label(values: Sequence[Value], question: str, label: str, path: str) ->
 def _right_choice(chosen: Sequence[tuple[Any, Choices]], label: str) -> str:
     """Return the text that a label chooses, in Python; empty where it is neither a mark, a text nor a place of all."""
     of = f"r[{json.dumps(label)}]"
-    code = chosen[0][1].code
+    pairs = _pairs_of(chosen[0][1])
     if all(str(answer).strip() in choices.texts for answer, choices in chosen):
         return of
     if all(str(answer).strip().upper() in choices.marks for answer, choices in chosen):
-        return f"{{str(m).upper(): t for m, t in {code}}}[str({of}).strip().upper()]"
+        return f"{{str(m).upper(): t for m, t in {pairs}}}[str({of}).strip().upper()]"
     start = counted_from(chosen)
-    return "" if start is None else f"[t for _, t in {code}][int({of}) - {start}]"
+    return "" if start is None else f"[t for _, t in {pairs}][int({of}) - {start}]"
 
 
 def into_question(values: Sequence[Value], names: Mapping[str, str], path: str) -> str:
@@ -163,7 +164,7 @@ def _parts(
     for name in names:
         of = json.dumps(name)
         if of_choices and name == of_choices[0][1].columns[0]:
-            after.append(f'*("%s. %s" % c for c in {_pairs(of_choices)})')
+            after.append(f'*("%s. %s" % c for c in {_numbered_pairs(of_choices)})')
         elif all(isinstance(value.get(name, ""), str) for value in values):
             before.append(f'str(r.get({of}) or "")')
         else:
@@ -171,13 +172,32 @@ def _parts(
     return [*before, f"r[{json.dumps(question)}]", *after]
 
 
-def _pairs(of_choices: Sequence[tuple[Any, Choices]]) -> str:
+def _pairs_of(choices: Choices) -> str:
+    """Return the pairs of a mark and a text of the choices of a record `r`, in Python."""
+    of = f"r[{json.dumps(choices.columns[0])}]"
+    match choices.form:
+        case "columns":
+            columns = json.dumps(list(zip(choices.marks, choices.columns, strict=True)))
+            return f"[(m, r[k]) for m, k in {columns} if r.get(k) is not None]"
+        case "texts":
+            return f"zip({json.dumps(string.ascii_uppercase)}, {of})"
+        case "lists":
+            return f'zip({of}["label"], {of}["text"])'
+        case "marked":
+            return f"{of}.items()"
+        case "objects":
+            return f'[(c[{json.dumps(choices.mark_key)}], c["text"]) for c in {of}]'
+        case _:
+            assert_never(choices.form)
+
+
+def _numbered_pairs(of_choices: Sequence[tuple[Any, Choices]]) -> str:
     """Return the marks and texts of choices in Python: with letters, or the numbers by which answers name them."""
     choices = max((choices for _, choices in of_choices), key=lambda choices: len(choices.texts))
     start = counted_from(of_choices)
     if start is None:
-        return choices.code
-    return f"enumerate((t for _, t in {choices.code}), {start})"
+        return _pairs_of(choices)
+    return f"enumerate((t for _, t in {_pairs_of(choices)}), {start})"
 
 
 def _question(values: Sequence[Value]) -> str:
