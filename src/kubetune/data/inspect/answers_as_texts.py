@@ -20,6 +20,7 @@ from kubetune.data.column_names import (
 )
 from kubetune.data.columns import count_words, in_list, is_prose, key_of, left_subjects
 from kubetune.data.reading.fields import show
+from kubetune.data.reading.refusals import VERDICTS
 
 Value = Mapping[str, Any]
 
@@ -62,6 +63,9 @@ def from_choices(values: Sequence[Value], path: str) -> str:
         name, choices, new = chosen
         text = f"{path} holds a multiple choice: `{name}` says which of `{choices}` is right"
         news["answer"] = new
+        if name in VERDICTS:
+            # Next to an answer it would say whether that is a good one.
+            news[name] = "None"
         if isinstance(values[0][choices], dict):
             news[choices] = f'r[{json.dumps(choices)}]["text"]'
         elif not names_subject(choices):
