@@ -277,6 +277,17 @@ def test_a_function_too_long_in_lines_or_in_nodes_is_seen(tmp_path: Path) -> Non
     assert too_long(path) == {"lines", "nodes"}
 
 
+def test_no_comment_stands_behind_a_lone_bracket_or_value() -> None:
+    # The formatter folds a line for its comment, which then is behind `)` or `None`. It belongs above the line.
+    lone = re.compile(r'^\s*(?:[)\]}]+,?|None|True|False|"")  # (?!fmt:|noqa|type:)')
+    found = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+            if lone.search(line):
+                found.append(f"{file.relative_to(PACKAGE)}:{number}")
+    assert not found
+
+
 def test_folders_stay_small_enough_to_be_read() -> None:
     counts = Counter(path.parent for path in MODULES.values())
     assert not {

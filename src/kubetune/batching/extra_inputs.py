@@ -29,9 +29,8 @@ class Pictures:
     positions: Tensor  # int64 [3, tokens] in time, down and across
     is_image: Tensor  # bool [tokens]
     pixel_values: Tensor | None = None  # fp32 [patches, values] of all images; None without images
-    grids: Tensor | None = (
-        None  # int64 [images, 3] patches in time, down, across; None without images
-    )
+    # int64 [images, 3]: patches in time, down, across. None without images.
+    grids: Tensor | None = None
     counts: tuple[int, ...] = ()  # [sequences] images of each
     # [sequences] what a model's own processor made of the images of each, if its images are no grids of patches.
     inputs: tuple[dict[str, Tensor], ...] = ()

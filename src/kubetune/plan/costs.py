@@ -50,9 +50,8 @@ class Costs:
     memory: Forecast | None  # of one device
     bill: Bill | None  # time and price of the steps
     evaluation_hours: float | None  # of all evaluations
-    reference_hours: (
-        float | None
-    )  # of asking the model before training, or a teacher, about every answer once
+    # Of asking the model before training, or a teacher, about every answer once.
+    reference_hours: float | None
     # Of a run by reward: what it draws, the most bytes of a process's key-value cache, and its hours by part.
     drawing: Drawing | None
     cache_bytes: int | None

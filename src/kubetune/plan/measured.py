@@ -29,9 +29,8 @@ class Choices:
     """The fastest value of each setting on a device. None if it was not measured."""
 
     compile: Literal["layers"] | bool | None = None
-    compile_from: float | None = (
-        None  # FLOPs of a run from which `compile` saves more time than it takes
-    )
+    # FLOPs of a run from which `compile` saves more time than it takes.
+    compile_from: float | None = None
     fp8: bool | None = None
     attention: Literal["padding_free", "sdpa"] | None = None
     why: str = ""  # what was measured, in words

@@ -151,9 +151,8 @@ def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str
 
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right = left.clone()
-    multiply = (
-        nn.functional.linear
-    )  # as the model does: for 16 bits `@` takes another, slower path on some CPUs
+    # As the model does: for 16 bits `@` takes another, slower path on some CPUs.
+    multiply = nn.functional.linear
     multiply(left, right)  # the first one prepares the kernel
     # At least three products, and at least 0.05 s.
     durations: list[float] = []

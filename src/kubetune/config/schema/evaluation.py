@@ -46,9 +46,8 @@ _RIGHT_OR_WRONG: Final = MetricTraits(is_right_or_wrong=True)
 _SACREBLEU: Final = MetricTraits(package="sacrebleu", is_of_all_rows=True)
 
 METRICS: Final[dict[str, MetricTraits]] = {
-    "reward": MetricTraits(
-        compares=False
-    ),  # the run's rewards judge it, which see more than two texts
+    # The run's rewards judge it, which see more than two texts.
+    "reward": MetricTraits(compares=False),
     "exact_match": _RIGHT_OR_WRONG,
     "contains": _RIGHT_OR_WRONG,
     "regex": _RIGHT_OR_WRONG,

@@ -227,9 +227,8 @@ class Asked:
 
     prompt: Any  # a text, or the messages of a conversation
     answer: str | None  # the right one
-    record: dict[
-        str, Any
-    ]  # columns by the names that the file has, and by those that `columns` gives them
+    # Columns by the names that the file has, and by those that `columns` gives them.
+    record: dict[str, Any]
 
 
 def asked_of(record: Mapping[str, Any], source: SourceConfig) -> Asked:

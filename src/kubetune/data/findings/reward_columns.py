@@ -71,9 +71,8 @@ def compares(reward: RewardConfig) -> bool:
             return False
         return depends_on("rewards", path, reward.function, name)
     except (ConfigError, ValueError):
-        return (
-            False  # the verdict on the run file says what is wrong with the file, or the function
-        )
+        # The verdict on the run file says what is wrong with the file, or the function.
+        return False
 
 
 def _columns_of(reward: RewardConfig) -> tuple[str, ...]:

@@ -114,9 +114,8 @@ class Proposal:
     records: Sequence[Record]  # those that were looked at
     loss: ReasonedChoice | None = None  # `preference.loss`, where it is not the default
     reward: ReasonedChoice | None = None  # `rewards`, of prompts
-    problem_type: ReasonedChoice | None = (
-        None  # `classification.problem_type`, where labels are numbers to predict
-    )
+    # `classification.problem_type`, if labels are numbers to predict.
+    problem_type: ReasonedChoice | None = None
     format: ReasonedChoice | None = None  # None: it is recognised
     columns: dict[str, ReasonedChoice] = field(default_factory=dict)
     rows: int | None = None
@@ -125,9 +124,8 @@ class Proposal:
     answers: ReasonedChoice | None = None  # `evaluation.generate`, where answers can be compared
     remarks: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # what nothing reads, in words
-    explained: list[str] = field(
-        default_factory=list
-    )  # the columns that have a sentence each there
+    # The columns that have a sentence each there.
+    explained: list[str] = field(default_factory=list)
 
 
 def propose(source: SourceConfig, task: str | None = None) -> Proposal:

@@ -36,9 +36,8 @@ class PassingRefusal:
     seconds: float  # for so long it is asked again
     words: str = ""  # regular expression that is found in the message
     subresources: tuple[str, ...] = ()  # of those alone; empty: of all requests
-    is_built_in: bool | None = (
-        None  # about kinds that each cluster has, or about the others; None: about all
-    )
+    # About kinds that each cluster has, or about the others; None: about all.
+    is_built_in: bool | None = None
     believed: Believed = "after a while"
     advice: str = "try again later"
 

@@ -46,9 +46,8 @@ class ObservedRun:
     cause: dict[str, Any] | None = None  # the pod by which the last start ended, see find_cause
     samplers: list[Object] = field(default_factory=list)  # pods that draw answers, by index and age
     lost_hosts: list[LostHost] = field(default_factory=list)  # that hold pods of the run
-    servers: list[Object] = field(
-        default_factory=list
-    )  # TensorBoard's, the page's and JupyterLab's
+    # Pods of TensorBoard, the page and JupyterLab.
+    servers: list[Object] = field(default_factory=list)
 
 
 def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:

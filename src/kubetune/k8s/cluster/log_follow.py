@@ -387,9 +387,8 @@ class _Readers:
     """The threads that read logs, one for each start of a container. Their errors are kept until they are asked for."""
 
     def __init__(self, read_log: Callable[[Source, threading.Event, bool], None]) -> None:
-        self._read_log = (
-            read_log  # of a log, an event to set once it is open, and whether to follow it
-        )
+        # Of a log, an event to set once it is open, and whether to follow it.
+        self._read_log = read_log
         self._threads: dict[Source, threading.Thread] = {}
         self._open: dict[Source, threading.Event] = {}
         self._errors: list[Exception] = []

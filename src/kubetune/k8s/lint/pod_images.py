@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from kubetune.config.schema.tracking import MODULES
 from kubetune.extras import EXTRA_OF
@@ -12,10 +11,6 @@ from kubetune.k8s.manifests.mistakes import Mistake, advice, error
 from kubetune.k8s.manifests.run_spec import (
     RunSpec,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 HTTP_PORTS = ("80", "5000")
 

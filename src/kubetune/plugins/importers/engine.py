@@ -213,9 +213,8 @@ class Draft:
     lines: Mapping[str, int] = field(default_factory=dict)
     path: str = ""  # of their file
     command: str | None = None  # of a script, such as `sft` or `pt`
-    unknown: Mapping[str, str] = field(
-        default_factory=dict
-    )  # keys whose value only a shell knows: why
+    # Keys whose value only a shell knows: why.
+    unknown: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""  # of learning, such as `dpo`; empty for supervised fine-tuning
     place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
     settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
@@ -224,12 +223,10 @@ class Draft:
     notes: list[Note] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)  # keys that need no row any more
     at: str = ""  # the key that was taken last
-    undecided: dict[str, str] = field(
-        default_factory=dict
-    )  # our paths that wait for the value of such a key
-    missed: list[str] = field(
-        default_factory=list
-    )  # keys of `unknown` that the present row asked for
+    # Our paths that wait for the value of such a key.
+    undecided: dict[str, str] = field(default_factory=dict)
+    # Keys of `unknown` that the present row asked for.
+    missed: list[str] = field(default_factory=list)
 
     def take(self, key: str) -> Any:
         """Return the value of a key that the caller deals with, or None where it is missing or empty."""

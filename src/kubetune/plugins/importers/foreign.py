@@ -50,9 +50,8 @@ class Foreign:
     strays: tuple[str, ...] = ()  # words of the command that belong to no option
     line: int = 0  # of the command
     variables: dict[str, str] = field(default_factory=dict)  # why a script's `$NAME` is not known
-    notes: dict[int, str] = field(
-        default_factory=dict
-    )  # lines of a script that are not followed, with why
+    # Lines of a script that are not followed, with why.
+    notes: dict[int, str] = field(default_factory=dict)
 
 
 def read_foreign(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
@@ -312,9 +311,8 @@ class _Arguments:
     options: dict[str, Any] = field(default_factory=dict)  # --key value
     strays: list[str] = field(default_factory=list)  # words that belong to no option
     assigned: dict[str, Any] = field(default_factory=dict)  # key=value
-    unclear: dict[str, str] = field(
-        default_factory=dict
-    )  # keys that branches set: why they are not certain
+    # Keys that branches set: why they are not certain.
+    unclear: dict[str, str] = field(default_factory=dict)
 
 
 def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:

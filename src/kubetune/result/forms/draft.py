@@ -114,9 +114,8 @@ class ExportDraft:
     comparisons: tuple[Comparison, ...] = ()
     tokenizer_files: tuple[str, ...] = ()  # proved equal
     licences: tuple[str, ...] = ()  # files copied from the base
-    notes: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # under the form's key in provenance.json
+    # What provenance.json has under the form's key.
+    notes: Mapping[str, Any] = field(default_factory=dict)
     gguf_file: str | None = None  # its name
 
     def proved_by(self, *comparisons: Comparison) -> ExportDraft:

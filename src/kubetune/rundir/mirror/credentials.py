@@ -28,9 +28,8 @@ class Origins:
     wanted: str  # the usual way to give them, as a command for people
     variables: re.Pattern[str]  # environment variables, one of which is enough
     files: tuple[str, ...]  # below the home folder; a variable names another place
-    without_role: str = (
-        ""  # the variable that, being true, keeps the library from asking the machine
-    )
+    # The variable that, being true, keeps the library from asking the machine.
+    without_role: str = ""
     contents: re.Pattern[str] = re.compile("")  # what a file of them holds
 
 

@@ -31,6 +31,5 @@ class Judgement:
 
     rewards: list[float | None]  # None: it could not judge the answer
     error: str = ""  # why it could not, if it raised or hung
-    metrics: dict[str, float] = field(
-        default_factory=dict
-    )  # what it logged (TRL's `log_metric`), as means
+    # What it logged (TRL's `log_metric`), as means.
+    metrics: dict[str, float] = field(default_factory=dict)

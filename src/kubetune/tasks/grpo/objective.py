@@ -36,9 +36,8 @@ class Answers:
     logps: Tensor  # fp32 [labels] with their graph
     counts: Tensor  # int64 [rows] tokens of each answer, at least 1
     advantages: Tensor  # fp32 [rows]
-    old: Tensor | None = (
-        None  # fp32 [labels] of the weights that drew the answers; None: of these weights
-    )
+    # fp32 [labels] of the weights that drew the answers; None: of these weights.
+    old: Tensor | None = None
     sampled: Tensor | None = None  # fp32 [labels] as the sampler had them; NaN where it had none
     reference: Tensor | None = None  # fp32 [labels] of the model before training
 
