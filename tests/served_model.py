@@ -159,7 +159,9 @@ class ServedModel:
         elif self.tells in ("next", "llama.cpp") and request.get("logprobs"):
             best = every[-1].topk(min(request["logprobs"], every.shape[1]))
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            likeliest = [{"id": token, "logprob": value} for token, value in pairs]
+            likeliest = []
+            for token, value in pairs:
+                likeliest.append({"id": token, "logprob": None if math.isnan(value) else value})
             choice["logprobs"] = {"content": [{"top_logprobs": likeliest}]}
         return 200, {"object": "text_completion", "choices": [choice]}
 

@@ -495,6 +495,16 @@ def test_a_server_that_cannot_write_nan_has_it(
     assert "are NaN or infinite" in points["log-probabilities"]["text"]
 
 
+def test_nan_is_found_where_the_likeliest_tokens_have_null(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = with_weights(lambda name, tensor: tensor.mul_(torch.nan))(run_dir)
+    server.tells = "llama.cpp"
+    code, points, _ = checked(server, run_dir, capsys)
+    assert (code, points["log-probabilities"]["state"]) == (5, "wrong")
+    assert "are NaN or infinite" in points["log-probabilities"]["text"]
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -138,7 +138,7 @@ class Endpoint:
             values = reply["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)]
             if len(values) != len(ids) - 1:
                 raise ValueError(f"{len(values)} log-probabilities for {len(ids)} tokens")
-            return [math.nan if value is None else float(value) for value in values]
+            return [_number(value) for value in values]
 
         request = {**_GREEDY, "prompt": list(ids), "echo": True, "logprobs": 1}
         request["model"] = model or self.model
@@ -209,8 +209,13 @@ def _tokens(reply: JsonValues) -> list[int]:
     return [int(token) for token in reply["tokens"]]
 
 
+def _number(value: float | None) -> float:
+    """Return a log-probability; servers in C++ write null for NaN."""
+    return math.nan if value is None else float(value)
+
+
 def _bound(likeliest: Sequence[JsonValues], key: str, token: object) -> Bound:
-    numbers = [float(candidate["logprob"]) for candidate in likeliest]
+    numbers = [_number(candidate["logprob"]) for candidate in likeliest]
     for candidate, number in zip(likeliest, numbers, strict=True):
         if candidate[key] == token:
             return number, -math.inf
