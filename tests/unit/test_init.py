@@ -330,6 +330,15 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
     assert "DATA, which is missing" in refused(capsys, "--columns", "prompt=a")
 
 
+def test_a_rejected_answer_is_never_proposed_to_be_learned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pairs = [{"prompt": f"{n}?", "chosen": f"It is {n}", "rejected": f"no {n}"} for n in range(40)]
+    said = refused(capsys, lines("pairs.jsonl", pairs), "--task", "causal_lm")
+    assert "is preference data, by `chosen` and `rejected`" in said
+    assert "completion=rejected" not in said
+
+
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_a_starter_of_each_task_loads(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["init", "--task", task, "-o", "run.yaml"]) == 0

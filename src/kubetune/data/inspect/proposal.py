@@ -348,6 +348,9 @@ def _columns_of(
     if kind == "labelled":
         return _other_columns(("text", "label"), by_name)
 
+    # Of two answers the readers say what they are for: none of them is to be taken for the prompt.
+    if by_name["chosen"] and by_name["rejected"]:
+        return images
     # Texts to write: the shape is known by its keys, or by other names of them.
     if _can_be_read(seen.records[0], "text"):
         # {"prompt": …, "solution": …} is known, but as a prompt whose answers are rewarded.
