@@ -462,12 +462,21 @@ def test_a_batch_of_so_many_tokens_is_kept_by_more_processes_and_a_packed_one_is
 def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path) -> None:
     copy = tmp_path / "train.jsonl"
     copy.write_bytes((inputs / "train.jsonl").read_bytes())
-    config = toy.make_config(inputs, {"max_steps": 1}, data={"train": str(copy)})
+    config = toy.make_config(inputs, {"max_steps": 1}, data={"train": str(copy), "eval": 0.2})
     run_dir = toy.finished(tmp_path / "run", config)
-    copy.write_text("".join(copy.read_text().splitlines(keepends=True)[1:]))
+    described = (run_dir / "data.json").read_bytes()
+    text = copy.read_text()
+    copy.write_text("".join(text.splitlines(keepends=True)[1:]))
     with started(toy.worker.main, 1, [str(run_dir)]) as processes:
         assert wait_all(processes) == [errors.USER]
+    assert "on other data, or with another tokenizer" in toy.log_of(run_dir)
     assert "going on would repeat or skip samples" in toy.log_of(run_dir)
+    assert (run_dir / "data.json").read_bytes() == described, "the data of the run that is there"
+    # No rank is forked after this, since this process has threads of torch then.
+    changed = "data.eval: 0.2 holds out other rows now"
+    assert changed in " ".join(evaluate_run(run_dir, "last").remarks)
+    copy.write_text(text)
+    assert changed not in " ".join(evaluate_run(run_dir, "last").remarks)
 
 
 def test_the_log_says_what_became_of_the_records(inputs: Path, tmp_path: Path) -> None:

@@ -260,6 +260,16 @@ def load_state(folder: Path) -> State:
     return State(**facts)
 
 
+def trained_on(run_dir: Path) -> tuple[int, str] | None:
+    """Return the newest step whose state can be read, and the fingerprint of its data; None without such a checkpoint."""
+    for step in reversed(steps(run_dir)):
+        try:
+            return step, load_state(folder_of(run_dir, step)).data_fingerprint
+        except (OSError, errors.KubetuneError):
+            continue  # what is damaged is set aside when the run resumes
+    return None
+
+
 def link(run_dir: Path, name: str, step: int) -> None:
     """Point `checkpoints/best` or `checkpoints/last` at a step, without a moment in which it is missing."""
     path = run_dir / "checkpoints" / name

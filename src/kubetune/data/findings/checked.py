@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from kubetune.config.schema import Config, EvaluationConfig
 from kubetune.data.findings.finding import Finding
@@ -12,7 +13,8 @@ from kubetune.data.findings.sentences import find
 from kubetune.data.findings.teacher_texts import of_distillation
 from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.prepared.rows import Rows
-from kubetune.errors import DataError
+from kubetune.errors import ConfigError, DataError
+from kubetune.rundir import checkpoints
 
 
 def findings_of(prepared: Prepared) -> tuple[Finding, ...]:
@@ -30,6 +32,23 @@ def prepare_run(config: Config, *, progress: Callable[[int], None] | None = None
     errors = errors or [finding.line for finding in missing]
     if errors:
         raise DataError(errors)
+    return prepared
+
+
+def prepare_start(config: Config, run_dir: Path) -> Prepared:
+    """Return the prepared data of a start of the run in `run_dir`.
+
+    Raise as `prepare_run` does, and ConfigError where the run has been trained on others: samples would be repeated or
+    skipped. That is said before anything in the directory describes the new data.
+    """
+    prepared = prepare_run(config)
+    before = checkpoints.trained_on(run_dir)
+    if before is not None and before[1] != prepared.fingerprint:
+        raise ConfigError(
+            f"{run_dir} was trained up to step {before[0]} on other data, or with another tokenizer (fingerprint "
+            f"{before[1][:12]}, now {prepared.fingerprint[:12]}): going on would repeat or skip samples. Choose another "
+            "`output`, or put back what changed"
+        )
     return prepared
 
 

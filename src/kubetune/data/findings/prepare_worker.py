@@ -32,11 +32,11 @@ def main(argv: Sequence[str]) -> int:
     logs.STEP.info("preparing data")
     try:
         processes.try_threads()
-        from kubetune.data.findings.checked import prepare_run
+        from kubetune.data.findings.checked import prepare_start
 
         # The commit that the ranks will take too, even if the branch moves until then.
         model = pinned(config.model, run_dir)
-        prepare_run(config.model_copy(update={"model": model}))
+        prepare_start(config.model_copy(update={"model": model}), run_dir)
     except Exception as error:
         fault = faults.known(error)
         if fault is None:

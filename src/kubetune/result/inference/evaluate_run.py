@@ -127,7 +127,7 @@ def _evaluate(
     reads_base = config.lora is None and config.needs_reference
     spec = ModelSpec.of(config)
     with result.checked(base=reads_base or None):
-        rows, forget, remarks = rows_of(config, is_other=is_other)
+        rows, forget, remarks = rows_of(config, result.checkpoint, is_other=is_other)
         learner = task.load(spec, result.checkpoint, device)
 
     # As in training, with one rank: losses and metrics first, then answers.

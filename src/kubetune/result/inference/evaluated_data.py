@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from kubetune import errors
@@ -16,12 +17,16 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.class_labels import Labels
 from kubetune.result.inference.requirements import other_sources
+from kubetune.rundir import checkpoints
 
 
-def rows_of(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:
+def rows_of(
+    config: Config, checkpoint: Path, *, is_other: bool
+) -> tuple[Rows, Rows | None, tuple[str, ...]]:
     """Return the rows to evaluate on, those that must not be forgotten, and remarks on both.
 
-    `is_other`: the rows are those of `--data`, which are in the place of `data.train`; nothing else is measured then.
+    `checkpoint`: what is evaluated. `is_other`: the rows are those of `--data`, which are in the place of `data.train`;
+    nothing else is measured then.
     """
     try:
         prepared = prepare(config)
@@ -40,7 +45,22 @@ def rows_of(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple
         return prepared.train, None, _remarks(findings, {"train"})
 
     assert prepared.eval is not None
-    return prepared.eval, prepared.forget, _remarks(findings_of(prepared), {"eval", "forget"})
+    remarks = _remarks(findings_of(prepared), {"eval", "forget"})
+    trained_on = checkpoints.load_state(checkpoint).data_fingerprint
+    if trained_on not in ("", prepared.fingerprint):
+        remarks = (_of_changed_data(config.data), *remarks)
+    return prepared.eval, prepared.forget, remarks
+
+
+def _of_changed_data(data: DataConfig) -> str:
+    """Return the remark on data that are no longer those that the model was trained on."""
+    changed = "warning: the data, or the tokenizer, have changed since the model was trained, so"
+    if isinstance(data.eval, float):
+        return (
+            f"{changed} data.eval: {data.eval:g} holds out other rows now, and the model may have been trained on them. "
+            "Give rows that it has not seen by --data"
+        )
+    return f"{changed} these numbers may be of other rows than those of the run"
 
 
 def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def _unless_killed(future: Future[Result]) -> Result:
 
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     """Prepare the data in the other process. Return their folder, and the config that they were prepared for."""
-    from kubetune.data.findings.checked import prepare_run
+    from kubetune.data.findings.checked import prepare_start
     from kubetune.data.prepared.identity import pinned
 
     # With several ranks the agent has them prepared before it starts any.
@@ -115,4 +115,4 @@ def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
 
     # Pinned first: tokenizer and weights must be of the same commit.
     config = config.model_copy(update={"model": pinned(config.model, run_dir)})
-    return prepare_run(config).path, config
+    return prepare_start(config, run_dir).path, config
