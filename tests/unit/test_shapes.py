@@ -21,7 +21,7 @@ from kubetune.rundir import checkpoints, metrics, rollout_files
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.status import read_status
 from kubetune.scoring import verdict
-from kubetune.ui.run_index import spark
+from kubetune.ui.run_index import _losses, spark
 from tests import toy
 
 # Variants of a file that are tried; there are thousands.
@@ -139,7 +139,7 @@ def look(run: Path) -> list[str]:
     page_of([record, record])
     assert main(["runs", str(run)]) == errors.OK
     read_status(run)
-    spark(run)
+    spark(_losses(run))
     assert render(template, **shown)
     return [*record.damage]
 
