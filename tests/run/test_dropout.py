@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from kubetune.config.schema import LoraConfig
 from kubetune.kernels import lora
 from kubetune.kernels.dropout import draw, numbers, seed
+from kubetune.models import fsdp
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.adapters.shared_input import is_plain_lora
 from kubetune.models.fused_forwards import swap_forwards
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import Route
 from tests.architectures import PROMISED, build_model
 
 
@@ -78,3 +81,22 @@ def test_a_cheaper_adapter_drops_what_pefts_own_does(training: bool) -> None:
     torch.testing.assert_close(ours, type(layer).forward(layer, x), rtol=1e-5, atol=1e-5)
     torch.manual_seed(2)
     assert torch.equal(layer(x), ours) is not training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_as_before_once_it_was_asked(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(fsdp, "close", closed.append)
+    model = nn.Linear(2, 2).train(training)
+    learner = Learner(model, Route(padding_free=True))
+
+    def fail() -> None:
+        with learner.asked():
+            raise RuntimeError(f"training: {model.training}")
+
+    with pytest.raises(RuntimeError, match="training: False"):
+        fail()
+    assert model.training is training
+    assert closed == [model]

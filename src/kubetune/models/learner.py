@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -101,6 +101,25 @@ class Learner:
     def lm(self) -> Any:
         """Return the transformers model inside a PEFT model, or the model itself."""
         return unwrap(self.model)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Let the model answer as it would to its users while the block runs."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(was_training)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """The same, and behind it, also after an error, give back the weights that were borrowed of other ranks."""
+        with self.without_dropout():
+            try:
+                yield
+            finally:
+                fsdp.close(self.lm)
 
     def begin_step(
         self,

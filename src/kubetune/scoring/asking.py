@@ -110,36 +110,31 @@ def _ask(
         **settings,
     }
     mine: dict[int, list[Reply]] = {}
-    learner.model.eval()
-    try:
-        with own_attention(lm), torch.no_grad():
-            # Each time round, every rank answers one group: rank 0 group `first`, rank 1 the next, and so on.
-            for first in range(0, len(groups), world.size):
-                heartbeat.beat("evaluation")
+    with learner.asked(), own_attention(lm), torch.no_grad():
+        # Each time round, every rank answers one group: rank 0 group `first`, rank 1 the next, and so on.
+        for first in range(0, len(groups), world.size):
+            heartbeat.beat("evaluation")
 
-                # All ranks stop together, or the others would wait for ever.
-                is_late = bool(first and most_seconds and time.monotonic() - began > most_seconds)
-                flags = [float(is_stopping()), float(is_late)]
-                stopping, late = process_group.sum_numbers(flags, world)
-                if stopping:
-                    return None
-                if late:
-                    break
+            # All ranks stop together, or the others would wait for ever.
+            is_late = bool(first and most_seconds and time.monotonic() - began > most_seconds)
+            flags = [float(is_stopping()), float(is_late)]
+            stopping, late = process_group.sum_numbers(flags, world)
+            if stopping:
+                return None
+            if late:
+                break
 
-                # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
-                number = first + world.rank
-                group = groups[min(number, len(groups) - 1)]
-                replies = _replies(judge, lm, group, settings)
+            # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
+            number = first + world.rank
+            group = groups[min(number, len(groups) - 1)]
+            replies = _replies(judge, lm, group, settings)
 
-                # The answers to a group that was asked again are dropped: another rank has them.
-                if number < len(groups):
-                    for question, of_question in zip(group, replies, strict=True):
-                        mine[question.row] = of_question
-                if count is not None:
-                    count(len(mine))
-    finally:
-        fsdp.close(lm)
-        learner.model.train()
+            # The answers to a group that was asked again are dropped: another rank has them.
+            if number < len(groups):
+                for question, of_question in zip(group, replies, strict=True):
+                    mine[question.row] = of_question
+            if count is not None:
+                count(len(mine))
     return mine
 
 

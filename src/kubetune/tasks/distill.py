@@ -144,17 +144,13 @@ def teacher_of(learner: Learner, batch: Batch) -> LocalTeacher:
 def _of_itself(learner: Learner, batch: Batch) -> LocalTeacher:
     """Return what the model says with its adapter off. Its head is whole only where the model itself runs."""
     model: Any = learner.model
-    model.eval()
-    try:
-        with (
-            model.disable_adapter(),
-            packed(batch.cu_seqlens, parents=batch.parents),
-            quantization.multiplying_as_in_training(learner.lm),
-        ):
-            hidden = fsdp.inside(learner.lm, learner.hidden, learner, batch)
-    finally:
-        fsdp.close(learner.lm)
-        model.train()
+    with (
+        learner.asked(),
+        model.disable_adapter(),
+        packed(batch.cu_seqlens, parents=batch.parents),
+        quantization.multiplying_as_in_training(learner.lm),
+    ):
+        hidden = fsdp.inside(learner.lm, learner.hidden, learner, batch)
     return LocalTeacher(_of_labels(hidden, batch), None, settings_of(learner).temperature)
 
 

@@ -265,12 +265,8 @@ def _every_second(batch: Batch, first: int) -> Batch:
 def _gain_of_unrelated(learner: Learner, batch: Batch) -> float:
     """Return the summed gain over the reference of the answers of a batch that belong to other rows."""
     # Without dropout: it estimates how far the model has moved.
-    learner.model.eval()
-    try:
+    with learner.asked():
         answers = _without_gradient(learner, _every_second(batch, 1))
-    finally:
-        fsdp.close(learner.lm)
-        learner.model.train()
     return float(gains(settings_of(learner), answers, per_label=False).sum())
 
 

@@ -13,7 +13,6 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World, agree, sum_numbers
 from kubetune.models import fsdp
 from kubetune.models.learner import Learner
-from kubetune.models.padding_free import unwrap
 from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat
 from kubetune.tasks.task import Task
@@ -121,8 +120,7 @@ def collect(
     parts = []
     done = 0  # rows
     reader = picture_reader(rows)
-    learner.model.eval()
-    try:
+    with learner.asked():
         # All ranks take as many turns as the longest share has batches, since asking for a stop takes all of them.
         for index in range(longest):
             is_time_to_ask = index % BETWEEN_STOP_CHECKS == 0
@@ -135,9 +133,5 @@ def collect(
                 done += len(share[index])
                 if count is not None:
                     count(done)
-    finally:
-        # Also after an error, which preflight may catch.
-        fsdp.close(unwrap(learner.model))
-        learner.model.train()
 
     return parts

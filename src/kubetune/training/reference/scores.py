@@ -129,9 +129,7 @@ def scores(
     units_of_rank = max(1, math.ceil(len(missing) / (PARTS * world.size)))
     size = units_of_rank * world.size
 
-    is_training = learner.model.training
-    learner.model.eval()
-    try:
+    with learner.asked():
         for start in range(0, len(missing), size):
             answers = _answers(
                 asked,
@@ -146,9 +144,6 @@ def scores(
                 tables[of_unit.split][of_unit.lines] = of_unit.values
             if parts is not None and world.local_rank == 0:
                 write_part(parts, answers)
-    finally:
-        fsdp.close(learner.lm)
-        learner.model.train(is_training)
 
     return tables
 

@@ -163,16 +163,12 @@ class Drawer:
     def _drawn(self, step: int, unit: Sequence[Slot]) -> list[Group]:
         """Draw the answers of a unit, and have them rewarded."""
         began = time.perf_counter()
-        module = self.model.learner.model
-        # Adapters are on, and nothing is dropped out.
-        module.eval()
-        try:
+        # Adapters are on.
+        with self.model.learner.without_dropout():
             of_slots = self.model.draw(step, unit)
             earlier = []
             for slot, answers in zip(unit, of_slots, strict=True):
                 earlier.append(self.model.earlier(slot, answers))
-        finally:
-            module.train()
         process_group.wait_for_device(self.world.device)
         self.seconds["generate_seconds"] += time.perf_counter() - began
 

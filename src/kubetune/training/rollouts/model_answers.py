@@ -86,14 +86,9 @@ class ModelAnswers:
     @torch.no_grad()
     def along(self) -> None:
         """Run the model as drawing does, on one token, for other ranks' sake."""
-        module = self.learner.model
-        module.eval()
         pad = self.tokenizer.pad_id
-        try:
-            with own_attention(self.learner.lm):
-                Decoder(self.learner.lm, [[pad]], 1, pad)
-        finally:
-            module.train()
+        with self.learner.without_dropout(), own_attention(self.learner.lm):
+            Decoder(self.learner.lm, [[pad]], 1, pad)
 
     @contextmanager
     def drawing(self, world: World) -> Iterator[Callable[[], AbstractContextManager[None]]]:

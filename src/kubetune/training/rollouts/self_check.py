@@ -43,11 +43,10 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
     `prompts`: of different lengths, so that one is padded.
     """
     kind = type(learner.lm).__name__
-    learner.model.eval()
+    # All ranks draw the same here, so a base in parts is borrowed as in training.
+    is_base_cut = base_shards.of(learner.lm) is not None
     try:
-        # All ranks draw the same here, so a base in parts is borrowed as in training.
-        is_base_cut = base_shards.of(learner.lm) is not None
-        with nullcontext() if is_base_cut else fsdp.whole(learner.lm):
+        with learner.asked(), nullcontext() if is_base_cut else fsdp.whole(learner.lm):
             difference = _difference(learner, prompts, pad_id)
             # Slices of a sharded model have another dtype than what is computed with.
             is_narrow = next(learner.lm.parameters()).dtype != torch.float32
@@ -57,9 +56,6 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
             f"{kind} cannot draw answers with the cache of its code, which learning from its own answers needs "
             f"({reason}); take a model of another family"
         ) from error
-    finally:
-        fsdp.close(learner.lm)
-        learner.model.train()
     tolerance = TOLERANCE
     if is_narrow:
         tolerance = NARROW_TOLERANCE

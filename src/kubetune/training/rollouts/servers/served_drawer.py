@@ -209,12 +209,8 @@ class ServedDrawer(Drawer):
 
     def _group(self, step: int, slot: Slot, answers: Sequence[DrawnTokens]) -> Group:
         """Return the answers to a prompt, rewarded, with the log-probabilities that training asks for before."""
-        module = self.model.learner.model
-        module.eval()
-        try:
+        with self.model.learner.without_dropout():
             earlier = self.model.earlier(slot, answers)
-        finally:
-            module.train()
         return self._rewarded(step, slot, answers, earlier)
 
     def _warn_of_gaps(self, answers: Sequence[DrawnTokens]) -> None:
