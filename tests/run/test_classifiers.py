@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from kubetune import cli, errors
-from kubetune.batching.feed import Feed, rows_per_epoch
+from kubetune.batching.feed import Feed, evaluation_batches, rows_per_epoch
 from kubetune.config.resolved import read_config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.class_labels import Labels
@@ -161,6 +162,22 @@ def test_ranks_report_to_the_last_bit_what_one_reports(full_run: Path) -> None:
     }
     for size in (2, 3):
         assert run_ranks(evaluate_on, size, full_run) == [alone] * size
+
+
+def evaluate_evenly(world: World, run_dir: Path) -> dict[str, float] | None:
+    """Evaluate as ranks do that share the weights: each runs as many batches, so that some of them are empty."""
+
+    def even(*arguments: Any, **settings: Any) -> Any:
+        split = evaluation_batches(*arguments, **{**settings, "even": True})
+        assert any(not len(batch) for share in split for batch in share)
+        return split
+
+    with patch.object(evaluation, "evaluation_batches", even):
+        return evaluate_on(world, run_dir)
+
+
+def test_a_rank_that_has_no_rows_left_changes_no_metric(full_run: Path) -> None:
+    assert run_ranks(evaluate_evenly, 3, full_run) == run_ranks(evaluate_on, 1, full_run) * 3
 
 
 def test_it_is_measured_before_training_too(full_run: Path) -> None:

@@ -273,7 +273,11 @@ def batch_of(
     `reader`: what `picture_reader(rows)` returned, the same for all batches. `share_prefixes`: see `Feed`.
     """
     if not len(ids):
-        return empty_batch(rows.sequences_per_row, reader)
+        batch = empty_batch(rows.sequences_per_row, reader)
+        if rows.is_labelled and rows.targets is not None:
+            # Labels of no row are as wide as those of the others.
+            batch = replace(batch, labels=torch.from_numpy(rows.targets[ids].astype(np.float32)))
+        return batch
     samples = [int(row) for row in ids]
 
     # A classifier's rows.
