@@ -7,7 +7,9 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -29,6 +31,7 @@ from kubetune.result.served.known_model import known_model
 from kubetune.result.served.server_watch import Watched, watch
 from kubetune.rundir import metrics
 from kubetune.supervisor.observers import prometheus
+from kubetune.training.rollouts.servers.vllm_client import Server, ServerTrouble
 from tests import toy
 from tests.architectures import save_model
 from tests.pictures import save_seeing_model, write_questions
@@ -535,6 +538,56 @@ def test_a_server_that_breaks_at_any_call_ends_the_check(
     said = capsys.readouterr().err
     assert words in said
     assert path in said
+
+
+@pytest.mark.parametrize("tokens", [[2**40], [-5], [float("inf")], ["a"]])
+def test_ids_that_no_token_has_leave_the_ids_unknown(
+    tokens: list[Any], run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = changed(broken={"/tokenize": (200, {"tokens": tokens, "count": 1})})(run_dir)
+    _, points, _ = checked(server, run_dir, capsys)
+    assert points["ids"]["state"] == "unknown"
+    assert "in a form that is not known" in str(points["ids"])
+
+
+def answering(connected: socket.socket, ended: threading.Event, piece: bytes) -> None:
+    """Answer a request with a piece now and then, until the test has ended or the client is gone."""
+    with connected, suppress(OSError):
+        connected.sendall(b"HTTP/1.1 200 OK\r\n")
+        while not ended.wait(0.05):
+            connected.sendall(piece)
+
+
+def test_headers_that_never_end_are_waited_for_until_the_time_is_up() -> None:
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answer = threading.Thread(
+            target=lambda: answering(listener.accept()[0], ended, b"x"), daemon=True
+        )
+        answer.start()
+        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ServerTrouble, match=r"did not answer /v1/models, and the time is up"):
+            server.models(time.monotonic() + 1)
+        ended.set()
+        answer.join()
+
+
+def test_json_that_is_too_deep_is_no_answer() -> None:
+    body = b"[" * 100_000
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answer = threading.Thread(
+            target=lambda: answering(
+                listener.accept()[0], ended, b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            ),
+            daemon=True,
+        )
+        answer.start()
+        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ServerTrouble, match=r"answered /v1/models with what is not JSON"):
+            server.models(time.monotonic() + 60)
+        ended.set()
+        answer.join()
 
 
 @pytest.mark.parametrize("path", ASKED)

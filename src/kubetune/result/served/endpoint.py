@@ -38,6 +38,8 @@ _GREEDY: Final = {"max_tokens": 1, "temperature": 0.0, "add_special_tokens": Fal
 _MOST_LIKELY: Final = 20
 # Characters of an answer that are shown.
 _SHOWN: Final = 150
+# Numbers that a token may have.
+_IDS: Final = range(2**31)
 # What decides how tokens are drawn, with the values that change nothing.
 NEUTRAL: Final[Mapping[str, float]] = {
     "temperature": 1.0,
@@ -206,7 +208,12 @@ class Endpoint:
 
 
 def _tokens(reply: JsonValues) -> list[int]:
-    return [int(token) for token in reply["tokens"]]
+    tokens = []
+    for token in reply["tokens"]:
+        if not isinstance(token, int) or token not in _IDS:
+            raise ValueError(f"{token} is no id")
+        tokens.append(token)
+    return tokens
 
 
 def _number(value: float | None) -> float:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -70,7 +72,7 @@ class Server:
         text = self._asked(method, path, request, deadline)
         try:
             reply = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise NotApi(f"answered {path} with what is not JSON: {_message_of(text)}") from None
         if not isinstance(reply, dict):
             raise NotApi(f"answered {path} with JSON that is no object")
@@ -122,12 +124,17 @@ class Server:
             _keep_alive(connection.sock)
             connection.request(method, self._path + path, body, self._headers())
             connection.sock.settimeout(_left(deadline))
+            with _shut_at(connection.sock, deadline):
+                response = connection.getresponse()
+            _left(deadline)
             # A response that is not read to its end keeps its socket.
-            with closing(connection.getresponse()) as response:
+            with closing(response):
                 text = _read(connection, response, deadline)
         except TimeoutError:
             raise ServerTrouble(f"did not answer {path}, and the time is up") from None
         except (OSError, HTTPException) as error:
+            if time.monotonic() >= deadline:
+                raise ServerTrouble(f"did not answer {path}, and the time is up") from None
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ServerTrouble(f"broke off {path}: {reason}") from None
         finally:
@@ -180,6 +187,23 @@ def _left(deadline: float) -> float:
     return seconds
 
 
+@contextmanager
+def _shut_at(connected: socket.socket, deadline: float) -> Iterator[None]:
+    """Shut a connection at a deadline, as the time limit of a socket begins anew with each byte of the headers."""
+
+    def shut() -> None:
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_left(deadline), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _keep_alive(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, number in _KEEPALIVE:
@@ -217,6 +241,6 @@ def _message_of(text: bytes) -> str:
         # vLLM: {"error": {"message": …}}; older ones {"message": …}; a path that does not exist: {"detail": …}
         error = reply.get("error", reply)
         message = error.get("message") or reply.get("detail") or message
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     return " ".join(str(message).split())[:_MESSAGE_CHARACTERS]
