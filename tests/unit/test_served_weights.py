@@ -70,6 +70,9 @@ def judged(
         (0.1, 1, 0.8, "unknown", "in very few bits, or of another"),
         (0.3, 0, 0.8, "wrong", "another model"),
         (0.0001, 1, 0.01, "unknown", "the server rounds more than that"),
+        # However much training did, no dtype moves a server so far, and no base in four bits.
+        (13.0, 1, 0.25, "right", "may be quantised"),
+        (13.0, 1, 1.2, "unknown", "in very few bits, or the adapter is another"),
     ],
 )
 def test_what_a_server_rounds_is_told_from_another_model(

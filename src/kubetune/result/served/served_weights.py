@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _LOWEST: Final = -30.0
 # A server that has 1 ± this times the effect of training has all of it.
 _EFFECT_TOLERANCE: Final = 0.2
-# A distance from the trained model above this share of `apart` is more than a dtype rounds.
+# A distance from the trained model above this share of `apart`, or above _DTYPE_DISTANCE, is more than a dtype rounds.
 _DTYPE_SHARE: Final = 0.1
 # So far a base in four bits may be beside the way, however little training did: a divergence of 0.04 nats.
 _FEW_BITS: Final = 0.3
 # So far may weights in two bits: Llama 3 8B in q2_k is 1.3 from itself. What is between is not told from another model.
 _FEWEST_BITS: Final = 1.5
-# Where the base is not known: what bfloat16 does to log-probabilities.
+# What bfloat16 does to log-probabilities at most.
 _DTYPE_DISTANCE: Final = 0.2
 # An effect of fewer standard errors than this, or a smaller one, is not told from rounding.
 _STANDARD_ERRORS: Final = 4.0
@@ -91,8 +91,10 @@ def judge(
     return ServedPoint(state, text, numbers={"to_trained": distance})
 
 
-def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
-    """Return what can be said between the trained model and its base."""
+def _beside_base(
+    models: Mapping[str, Values], served: Values, rounding: float = _FEW_BITS
+) -> ServedPoint:
+    """Return what can be said between the trained model and its base. `rounding`: what it may move a right server by."""
     trained = models[TRAINED]
     effect = trained - models[BASE]
     moved = served - models[BASE]
@@ -129,7 +131,10 @@ def _beside_base(models: Mapping[str, Values], served: Values) -> ServedPoint:
     elif fault:
         state = "wrong"
         text = f"{fault}: {place}"
-    elif place.to_trained > _DTYPE_SHARE * place.apart:
+    elif place.to_trained > rounding:
+        state = "unknown"
+        text = f"nothing can be told: {place}; the weights are in very few bits, or the adapter is another"
+    elif place.to_trained > _dtype_distance(place.apart):
         lines.append(
             "this is more than a dtype rounds: the server's base may be quantised, or the adapter's scale another"
         )
@@ -161,8 +166,8 @@ def _on_served_base(
     if base["missing"] != (BASE,):
         return _beside_base(models, served)
     to_base = base["to_base"]
-    point = _beside_base(models, served - served_base + models[BASE])
-    most = max(_DTYPE_SHARE * base["apart"], _STANDARD_ERRORS * to_base)
+    most = max(_dtype_distance(base["apart"]), _STANDARD_ERRORS * to_base)
+    point = _beside_base(models, served - served_base + models[BASE], most)
     # Near the base is also a weaker adapter, or one of another run.
     is_near_base = point.numbers["missing"] == (BASE,)
     distance = point.numbers["to_base" if is_near_base else "to_trained"]
@@ -208,6 +213,11 @@ def _fault(place: Place) -> str:
         times = f"the adapter has {place.share:.2f} times its effect"
         return f"{times}, by another checkpoint, lora_alpha or rsLoRA"
     return ""
+
+
+def _dtype_distance(apart: float) -> float:
+    """Return the largest distance that a dtype alone makes, between models that are so far `apart`."""
+    return min(_DTYPE_SHARE * apart, _DTYPE_DISTANCE)
 
 
 def _bounded(values: LogProbabilities) -> Values:
