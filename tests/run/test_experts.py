@@ -380,6 +380,18 @@ def trained_of(model: Any, settings: dict[str, Any]) -> Counter[str]:
     return +trained
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+def test_a_plan_counts_a_tied_head_that_learns_as_a_table_of_its_own(tmp_path):
+    settings = {"modules_to_save": ["lm_head"]}
+    folder = save_model(tmp_path, "qwen3", tie_word_embeddings=True)
+    trained = trained_of(AutoModelForCausalLM.from_pretrained(folder), settings)
+    assert trained["head"] > 0
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    lora = LoraConfig(r=4, **settings)
+    assert trained_by_part(Trainable(lora, vision=None), weights) == trained
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("glm_moe_dsa", {}), ("qwen3", {"target_modules": ["q_proj", "embed_tokens"]})],

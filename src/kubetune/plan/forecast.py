@@ -28,7 +28,7 @@ from typing import Any
 from kubetune.config.schema import Config, DataConfig, GrpoConfig, LoraConfig, TrainingConfig
 from kubetune.plan.activations import activations, expects_compiling, goes_alone
 from kubetune.plan.drawing import cache_bytes, sampling_bytes
-from kubetune.plan.linears import adapter_parameters, learns_whole, linears, shape_of, stacks
+from kubetune.plan.linears import adapter_parameters, learning_whole, linears, shape_of, stacks
 from kubetune.plan.memory import ROOM_TO_DRAW, USABLE_SHARE, Shape, chunk_rows
 from kubetune.plan.model_shapes import TOWERS, Weights
 from kubetune.plan.plan import Plan
@@ -235,9 +235,9 @@ def _linear_parameters(weights: Weights) -> int:
 
 def _whole(weights: Weights, trained: Collection[str]) -> Weights:
     """Return the weights of the vision tower, and of modules with names in `trained`."""
-    shapes = {}
+    shapes = learning_whole(weights, trained)
     for name, shape in weights.shapes.items():
-        if TOWER.search(name) or learns_whole(name, trained):
+        if TOWER.search(name):
             shapes[name] = shape
     return replace(weights, shapes=shapes)
 

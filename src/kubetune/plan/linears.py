@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from kubetune.errors import ConfigError
 from kubetune.plan.memory import Shape
 from kubetune.plan.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 
+# Names of heads that score words, which may be tied to the embeddings.
+VOCABULARY_HEADS = ("lm_head", "embed_out")
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 EXPERT = re.compile(r"(?P<stack>(?:.*\.)?experts)\.\d+\.(?P<layer>\w+)\.weight")
@@ -208,9 +210,8 @@ def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
                 counts[part_of(name)] += math.prod(shape)
         return counts
     # LoRA: first the modules that are trained in full next to the adapters.
-    for name, shape in weights.shapes.items():
-        if learns_whole(name, lora.modules_to_save):
-            counts[part_of(name)] += math.prod(shape)
+    for name, shape in learning_whole(weights, lora.modules_to_save).items():
+        counts[part_of(name)] += math.prod(shape)
     # An adapter is A [r, columns] and B [rows, r]; DoRA adds a magnitude for each row.
     for linear in adapted_linears(trainable, weights):
         added = lora.r * (linear.rows + linear.columns)
@@ -220,6 +221,27 @@ def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
     for stack in adapted_stacks(lora, weights):
         counts["experts"] += lora.r * stack.experts * (stack.rows + stack.columns)
     return counts
+
+
+def learning_whole(weights: Weights, modules: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of modules that learn whole.
+
+    A head that is tied to the embeddings is in no file. If it learns, it is a table of its own, as large as theirs.
+    """
+    shapes = {}
+    for name, shape in weights.shapes.items():
+        if learns_whole(name, modules):
+            shapes[name] = shape
+    heads = [module for module in modules if module.rpartition(".")[2] in VOCABULARY_HEADS]
+    if not heads or any(
+        name.removesuffix(".weight").endswith(VOCABULARY_HEADS) for name in weights.shapes
+    ):
+        return shapes
+    for name, shape in weights.shapes.items():
+        if EMBEDDINGS.search(name) and shape[0] == weights.text_config.get("vocab_size"):
+            shapes[f"{heads[0]}.weight"] = shape
+            break
+    return shapes
 
 
 def learns_whole(name: str, modules: Iterable[str]) -> bool:
