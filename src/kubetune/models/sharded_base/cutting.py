@@ -146,7 +146,7 @@ def _is_in_tower(name: str) -> bool:
 def _log(shards: BaseShards, left: int, world: World) -> None:
     if left > MOST_LEFT * shards.nbytes:
         logs.MODEL.warning(
-            "%s of the base stay whole on each rank: this kind of weights is not cut yet",
+            "%s of the base stay whole on each rank: weights that are tied to what learns, or of a kind that is not cut",
             size(left),
         )
     logs.MODEL.info(
