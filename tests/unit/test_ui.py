@@ -26,10 +26,12 @@ from kubetune.config.resolved import read_config
 from kubetune.data.length_bars import bars
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
+from kubetune.reporting.cards import cautions_of
 from kubetune.reporting.hero import f1_by_class, hero
 from kubetune.reporting.histogram import shared_bars
 from kubetune.reporting.look.metric_values import measured
 from kubetune.reporting.numbers import NumbersReader, read_numbers
+from kubetune.reporting.point import point
 from kubetune.reporting.reading import read_run
 from kubetune.reporting.run_sentence import kind
 from kubetune.rundir import checkpoints, metrics
@@ -772,6 +774,28 @@ def test_classes_are_told_by_f1_the_worst_first(tmp_path: Path) -> None:
     # "namespace" is what the page calls that of a cluster, and no function of its templates.
     assert re.findall(r'<td class="(\w+) part-\d+">8<', page) == ["right"]
     assert re.findall(r"<dt>(.)</dt><dd>F1 ", page) == ["b", "a"]
+
+
+def test_rewards_that_are_sums_of_different_rewards_are_not_compared(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    rewards = [{"name": "exact_match"}, {"name": "json_valid"}]
+    (run_dir / "resolved.json").write_text(
+        json.dumps({**settings, "task": "grpo", "rewards": rewards})
+    )
+    before = {"eval_reward": 1.13, "eval_reward/exact_match": 0.37, "eval_reward/json_valid": 0.76}
+    base = {"metrics": {**before, "eval_exact_match": 0.37, "eval_loss": 0.5}}
+    (run_dir / metrics.BASE).write_text(json.dumps(base))
+    after = {"eval_reward": 0.75, "eval_reward/exact_match": 0.75, "eval_exact_match": 0.75}
+    line = {"step": 60, "epoch": 1.0, "eval_loss": 0.4, **after}
+    (run_dir / metrics.METRICS).write_text(json.dumps(line) + "\n")
+
+    record = read_run(run_dir)
+    shown = point(record)
+    assert shown is not None
+    assert (shown.label, shown.texts) == ("exact match", ("37", "75 %"))
+    assert not shown.is_worse
+    assert "json_valid failed on all held-out prompts" in str(cautions_of(record))
 
 
 def test_a_run_whose_numbers_are_to_be_doubted_is_no_quiet_success(tmp_path: Path) -> None:

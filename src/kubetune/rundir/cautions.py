@@ -49,8 +49,9 @@ def _of_rewards(
     """Yield which rewards judged nothing. A sum without them looks like a bad answer, and is none."""
     # A lone reward is the sum, and has no part of its own.
     parts = rewards if len(rewards) > 1 else ()
+    is_judged = any(name.startswith("eval_reward") for name in evaluation)
     for title in parts:
-        if "eval_reward" in evaluation and evaluation.get(f"eval_reward/{title}") is None:
+        if is_judged and evaluation.get(f"eval_reward/{title}") is None:
             yield f"reward {title} failed on all held-out prompts, so the held-out reward is without it"
         elif "reward" in last_step and last_step.get(f"reward/{title}") is None:
             yield f"reward {title} failed on all prompts of the last step, so the reward is without it"

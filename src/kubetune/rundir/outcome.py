@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kubetune.base.files import read_object
 from kubetune.errors import KubetuneError
 from kubetune.rundir import checkpoints, metrics, shapes
 
 Line = dict[str, Any]
+
+# Begins the name of each reward in the sum of an evaluation, if there are several.
+REWARD_PARTS: Final = "eval_reward/"
+_SUMS: Final = ("eval_reward", "eval_reward_std")
 
 
 def evaluation_of_best(
@@ -22,7 +26,27 @@ def evaluation_of_best(
     `newest_first`: evaluations of metrics.jsonl, at least the newest ones. Where that of the checkpoint is not among
     them, the verdict or the checkpoint itself has its numbers. A run without such a checkpoint stands for its best value
     of `best_by`, or for its newest evaluation if it has none. `greater`: more is better.
+
+    A reward that is a sum of other rewards than that before training is left out: the two say nothing of each other.
     """
+    line = _of_best(run_dir, newest_first, best_by, greater=greater)
+    if line is None:
+        return None
+    before = before_training(run_dir)
+    if not before or _parts_of_reward(line) == _parts_of_reward(before):
+        return line
+    return {name: value for name, value in line.items() if name not in _SUMS}
+
+
+def _parts_of_reward(line: Mapping[str, Any]) -> set[str]:
+    """Return the rewards that are in the sum of an evaluation; none of a lone reward, which is the sum itself."""
+    return {name for name in line if name.startswith(REWARD_PARTS) and line[name] is not None}
+
+
+def _of_best(
+    run_dir: Path, newest_first: Iterable[Line], best_by: str, *, greater: bool
+) -> Line | None:
+    """Return the evaluation as `evaluation_of_best` says, with all that it holds."""
     step = checkpoints.linked(run_dir, "best")
     verdict: Line = {}
     # Damaged, it is left out: the run's own page says so.
