@@ -88,7 +88,7 @@ CURVES = (
         "accuracy",
         "Accuracy",
         ("accuracy",),
-        "Share of the answers that are told apart rightly.",
+        "Share of the rows, or pairs, that the model gets right.",
         smoothed=True,
         unit="percent",
     ),
