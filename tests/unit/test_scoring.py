@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,9 +11,16 @@ import pytest
 
 from kubetune import errors, extras
 from kubetune.config.gate import Condition
-from kubetune.config.schema.evaluation import METRICS, GenerateConfig, OwnMetricsConfig, packages_of
+from kubetune.config.schema.evaluation import (
+    METRICS,
+    EvaluationConfig,
+    GenerateConfig,
+    OwnMetricsConfig,
+    packages_of,
+)
 from kubetune.data.text.answer_targets import without_thoughts
-from kubetune.scoring import metrics, own_functions, statistics
+from kubetune.rundir import metrics as run_files
+from kubetune.scoring import metrics, own_functions, statistics, verdict
 from kubetune.scoring.verdict import is_met
 
 
@@ -336,3 +344,19 @@ def test_token_f1_counts_common_words_as_squad_does() -> None:
     assert metrics.token_f1("Cat cat.", "cat") == pytest.approx(2 * 1 / 3)
     assert metrics.token_f1("", "cat") == 0.0
     assert metrics.token_f1("", "") == 1.0
+
+
+def test_a_verdict_compares_no_sums_of_different_rewards(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = {"eval_reward": 1.13, "eval_reward/graded": 0.76, "eval_reward/exact_match": 0.37}
+    base = {"metrics": {**before, "eval_loss": 0.5}}
+    (tmp_path / run_files.BASE).write_text(json.dumps(base))
+    after = {"eval_reward": 0.75, "eval_reward/exact_match": 0.75, "eval_loss": 0.4}
+    (tmp_path / run_files.METRICS).write_text(json.dumps({"step": 7, "epoch": 1.0, **after}) + "\n")
+    caplog.set_level("INFO", "kubetune")
+    verdict.conclude(EvaluationConfig(), tmp_path, 7)
+    assert "one of them judged no answer, so they are not compared" in caplog.text
+    assert "reward 1.13" not in caplog.text
+    assert "loss 0.5 → 0.4" in caplog.text
+    assert run_files.read_verdict(tmp_path, 7)["best"]["eval_reward"] is None

@@ -15,7 +15,8 @@ Line = dict[str, Any]
 
 # Begins the name of each reward in the sum of an evaluation, if there are several.
 REWARD_PARTS: Final = "eval_reward/"
-_SUMS: Final = ("eval_reward", "eval_reward_std")
+# What follows from their sum.
+SUMS: Final = ("eval_reward", "eval_reward_std")
 
 
 def evaluation_of_best(
@@ -32,10 +33,14 @@ def evaluation_of_best(
     line = _of_best(run_dir, newest_first, best_by, greater=greater)
     if line is None:
         return None
-    before = before_training(run_dir)
-    if not before or _parts_of_reward(line) == _parts_of_reward(before):
+    if are_alike(before_training(run_dir), line):
         return line
-    return {name: value for name, value in line.items() if name not in _SUMS}
+    return {name: value for name, value in line.items() if name not in SUMS}
+
+
+def are_alike(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """True unless the rewards of two evaluations are sums of different rewards: one that judges no answer is in no sum."""
+    return not before or _parts_of_reward(before) == _parts_of_reward(after)
 
 
 def _parts_of_reward(line: Mapping[str, Any]) -> set[str]:

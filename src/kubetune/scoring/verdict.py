@@ -14,7 +14,7 @@ from kubetune.config.gate import Condition
 from kubetune.config.metric_names import TOLD_AT_THE_END, full_name
 from kubetune.config.schema.evaluation import how_answered
 from kubetune.data.length_bars import bars
-from kubetune.rundir import metrics, shapes
+from kubetune.rundir import metrics, outcome, shapes
 from kubetune.rundir.intervals import p_in_words
 from kubetune.scoring.comparison import (
     Answered,
@@ -57,9 +57,18 @@ def conclude(
         "base": base,
         "best": {name: values.get(name) for name in base},
     }
+    is_alike = outcome.are_alike(base, values)
+    if not is_alike:
+        facts["best"] |= dict.fromkeys(outcome.SUMS)
+        logs.RESULT.warning(
+            "the rewards before and after training are sums of different rewards, as one of them judged no answer, so they "
+            "are not compared"
+        )
     # There is nothing to compare with if the base model was asked nothing.
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
         facts |= _facts_of_answers(run_dir, step, wanted.generate)
+        if not is_alike:
+            facts["answers"] = [line for line in facts["answers"] if line["metric"] != "reward"]
         for line in facts["answers"]:
             logs.RESULT.log(logs.NOTICE, "%s", line_in_words(line))
     changes = _changes_in_words(facts)
