@@ -329,8 +329,10 @@ def test_what_cannot_be_compared_is_not_drawn_and_said(run_dir: Path) -> None:
     record = read_run(run_dir)
     other = replace(record, config=record.config.model_copy(update={"task": "reward_model"}))
     _, facts = page_of([record, other])
-    assert "Supervised fine-tuning (SFT): " in facts["cautions"][0]
-    assert "Reward model: " in facts["cautions"][0]
+    assert "losses and scores measure different things" in facts["cautions"][0]
+    sentences = [run["sentence"] for run in facts["runs"]]
+    assert sentences[0].startswith("Supervised fine-tuning (SFT) of ")
+    assert sentences[1].startswith("Reward model of ")
     assert "as the tasks differ: Loss" in facts["not_drawn"]
     chosen = {"logp_chosen": record.numbers.curves["loss"]}
     pairs = replace(
