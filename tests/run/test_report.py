@@ -332,7 +332,7 @@ def test_what_cannot_be_compared_is_not_drawn_and_said(run_dir: Path) -> None:
     assert "losses and scores measure different things" in facts["cautions"][0]
     sentences = [run["sentence"] for run in facts["runs"]]
     assert sentences[0].startswith("Supervised fine-tuning (SFT) of ")
-    assert sentences[1].startswith("Reward model of ")
+    assert sentences[1].startswith("Reward model, from ")
     assert "as the tasks differ: Loss" in facts["not_drawn"]
     chosen = {"logp_chosen": record.numbers.curves["loss"]}
     pairs = replace(
