@@ -8,8 +8,8 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -550,44 +550,44 @@ def test_ids_that_no_token_has_leave_the_ids_unknown(
     assert "in a form that is not known" in str(points["ids"])
 
 
-def answering(connected: socket.socket, ended: threading.Event, piece: bytes) -> None:
-    """Answer a request with a piece now and then, until the test has ended or the client is gone."""
-    with connected, suppress(OSError):
-        connected.sendall(b"HTTP/1.1 200 OK\r\n")
-        while not ended.wait(0.05):
-            connected.sendall(piece)
+@contextmanager
+def server_that_sends(piece: bytes) -> Iterator[Server]:
+    """Yield a server that begins a good answer, and then sends a piece now and then, until the block is left."""
+    ended = threading.Event()
+
+    def answer(listener: socket.socket) -> None:
+        connected, _ = listener.accept()
+        with connected, suppress(OSError):
+            connected.sendall(b"HTTP/1.1 200 OK\r\n")
+            while not ended.wait(0.05):
+                connected.sendall(piece)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=(listener,), daemon=True)
+        answering.start()
+        try:
+            yield Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        finally:
+            ended.set()
+            answering.join()
 
 
 def test_headers_that_never_end_are_waited_for_until_the_time_is_up() -> None:
-    ended = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        answer = threading.Thread(
-            target=lambda: answering(listener.accept()[0], ended, b"x"), daemon=True
-        )
-        answer.start()
-        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(ServerTrouble, match=r"did not answer /v1/models, and the time is up"):
-            server.models(time.monotonic() + 1)
-        ended.set()
-        answer.join()
+    with (
+        server_that_sends(b"x") as server,
+        pytest.raises(ServerTrouble, match=r"did not answer /v1/models, and the time is up"),
+    ):
+        server.models(time.monotonic() + 1)
 
 
 def test_json_that_is_too_deep_is_no_answer() -> None:
     body = b"[" * 100_000
-    ended = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        answer = threading.Thread(
-            target=lambda: answering(
-                listener.accept()[0], ended, b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-            ),
-            daemon=True,
-        )
-        answer.start()
-        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(ServerTrouble, match=r"answered /v1/models with what is not JSON"):
-            server.models(time.monotonic() + 60)
-        ended.set()
-        answer.join()
+    whole = b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    with (
+        server_that_sends(whole) as server,
+        pytest.raises(ServerTrouble, match=r"answered /v1/models with what is not JSON"),
+    ):
+        server.models(time.monotonic() + 60)
 
 
 @pytest.mark.parametrize("path", ASKED)
