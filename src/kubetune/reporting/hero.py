@@ -202,11 +202,13 @@ def _best_curve(run: RunRecord, name: str) -> Chart | None:
     evaluations = column(run.measurements, full_name(name), POINTS)
     # Two points of a run that goes on, or died, are a line that nobody measured.
     least = 2 if run.exit_status is not None and run.exit_status.state == "done" else 3
-    own = curve(run, name)
-    if own is None or (len(own.lines) == 1 and (not evaluations or _points(evaluations) < least)):
+    of_point = curve(run, name)
+    if of_point is None or (
+        len(of_point.lines) == 1 and (not evaluations or _points(evaluations) < least)
+    ):
         of_steps = (curve(run, key) for key in _OF_STEPS)
-        return next((drawn for drawn in of_steps if drawn is not None), own)
-    return own
+        return next((drawn for drawn in of_steps if drawn is not None), of_point)
+    return of_point
 
 
 def curve(run: RunRecord, name: str) -> Chart | None:

@@ -313,8 +313,8 @@ class LogFollower:
             is_over = False
             try:
                 if self._look_around is not None and warnings is not None:
-                    told = self._readers.without_last_words(all_pods.objects())
-                    self._look_around(told, warnings.objects())
+                    pods_left = self._readers.without_last_words(all_pods.objects())
+                    self._look_around(pods_left, warnings.objects())
                 self._check(all_pods.objects())
                 is_over = self._is_over(all_pods.objects())
                 answered = time.monotonic()
