@@ -421,8 +421,8 @@ def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> Non
             f"model of {size:,} bytes; loading, seen, with optimizer, weights: shards {shards}, copies {copy}"
         )
         assert shards[0] < 0.2 * size  # nothing is copied but what is needed
-        # Half of the model, and pages beside it that the kernel maps of its own accord and may take back.
-        assert shards[1] < size < copy[1]
+        # A kernel maps pages beside those that are read, and takes back pages at any time: neither mark is exact.
+        assert shards[1] < 0.85 * size < copy[1]
         assert shards[2] < 0.65 * copy[2]
         assert shards[3] == pytest.approx(size / 2, rel=0.01)
         assert copy[3] == size
