@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,11 @@ def opened(errors: list[str]) -> Iterator[Page]:
         )
         yield page
         browser.close()
+
+
+def unmarked(page: str) -> str:
+    """Return the text of a page without its marks of words in which no line ends."""
+    return re.sub('<span class="whole">(.*?)</span>', r"\1", page)
 
 
 def show(page: Page, address: Path | str, width: int = 1280, *, dark: bool = False) -> None:

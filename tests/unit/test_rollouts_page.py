@@ -136,7 +136,7 @@ def test_a_page_shows_all_answers_to_a_prompt(run_dir: Path) -> None:
         assert page.count("mean 0.6667 of 4") == 10
         assert "<script>alert" not in page
         assert "kubetune rollouts" in page
-        assert "--row 3" in page
+        assert "--row</span> 3" in page
         assert "was not answered" in client.get("/rollouts?dir=poet&row=99").text
         wrong = client.get("/rollouts?dir=poet&row=x")
         assert wrong.status_code == 400

@@ -406,7 +406,7 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
             f"kubetune report {folder / 'first'} --compare {folder / 'second'}",
         ),
     ]:
-        assert f">{verb}</code>" in client.get(path).text, path
+        assert f">{verb}</code>" in browser.unmarked(client.get(path).text), path
 
 
 @pytest.fixture(scope="module")
@@ -773,7 +773,7 @@ def test_classes_are_told_by_f1_the_worst_first(tmp_path: Path) -> None:
         page = client.get("/run?dir=a").text
     # "namespace" is what the page calls that of a cluster, and no function of its templates.
     assert re.findall(r'<td class="(\w+) part-\d+">8<', page) == ["right"]
-    assert re.findall(r"<dt>(.)</dt><dd>F1 ", page) == ["b", "a"]
+    assert re.findall(r"<dt>(.)</dt><dd><span>F1 ", page) == ["b", "a"]
 
 
 def test_rewards_that_are_sums_of_different_rewards_are_not_compared(tmp_path: Path) -> None:
@@ -1187,7 +1187,7 @@ def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> Non
         # Of six trials only two have a run directory.
         assert page.count('<a href="/run?dir=') == 2
         assert "/compare?dir=searched%2Ftrials%2F001&amp;dir=searched%2Ftrials%2F000" in page
-        assert f"kubetune report {tmp_path / 'searched'}" in page
+        assert f"kubetune report {tmp_path / 'searched'}" in browser.unmarked(page)
         assert 'data-news="/news/sweep?dir=searched"' in page, "its record was written just now"
         assert "/sweep?dir=searched" in visitor.get("/run?dir=searched/trials/001").text
         assert "/sweep?dir=" not in visitor.get("/run?dir=alone").text
@@ -1234,7 +1234,8 @@ def test_words_that_begin_with_a_dash_are_words_in_the_command_too(
 ) -> None:
     from kubetune import cli, errors
 
-    match = re.search(r'id="verb" data-live>([^<]+)<', client.get("/", params={"text": "-x"}).text)
+    page = browser.unmarked(client.get("/", params={"text": "-x"}).text)
+    match = re.search(r'id="verb" data-live>([^<]+)<', page)
     assert match
     assert cli.main(shlex.split(html.unescape(match[1]))[1:]) == errors.OK
 
@@ -1246,14 +1247,12 @@ def test_a_namespace_is_another_source_of_runs(
     app = application(Site.of(folder, "finetune"), TOKEN)
     with TestClient(app, base_url="http://localhost") as client:
         client.get("/", params={"token": TOKEN})
-        page = client.get("/cluster").text
+        page = browser.unmarked(client.get("/cluster").text)
         assert ">kubetune status --namespace finetune</code>" in page
         assert "Asking the cluster" in page
         assert 'class="problem"' in client.get("/cluster/part").text, "there is none, which is said"
-        assert (
-            ">kubetune watch a-run --namespace finetune</code>"
-            in client.get("/cluster?name=a-run").text
-        )
+        page = browser.unmarked(client.get("/cluster?name=a-run").text)
+        assert ">kubetune watch a-run --namespace finetune</code>" in page
         assert client.get("/cluster?name=--help").status_code == 400
     with client_of(folder) as client:
         client.get("/", params={"token": TOKEN})

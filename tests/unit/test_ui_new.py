@@ -37,6 +37,7 @@ from kubetune.ui.form.form_fields import form
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
 from kubetune.ui.site import Site, spans
+from tests import browser
 
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
 TOKEN = "a-token-of-this-test"
@@ -507,7 +508,7 @@ def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(
         assert process.stdout.readline() == b"held\n"
         page = client.get("/run?dir=a").text
         assert "data-stop" in page
-        assert f">kubetune stop {run_dir}</code>" in page
+        assert f">kubetune stop {run_dir}</code>" in browser.unmarked(page)
         assert "data-continue" not in page
         assert ask(client, "/run/stop", dir="a") == {"problems": []}
         assert process.wait() == -signal.SIGTERM
@@ -550,7 +551,7 @@ def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
     source.write_text(json.dumps(settings))
     config = load_config(source, overrides=[*overrides, f"output={run_dir}"])
     create_run_dir(config, run_dir, source=source.read_text())
-    told_by_page = client.get("/run?dir=of a team/old").text
+    told_by_page = browser.unmarked(client.get("/run?dir=of a team/old").text)
     answer = ask(client, "/run/continue", dir="of a team/old")
     words = ["train", f"{run_dir}/config.yaml", f"output={run_dir}", *overrides]
     assert answer == {
@@ -582,7 +583,7 @@ def test_a_value_of_the_command_line_is_shown_there_and_mended(
     (run_dir / "exit.json").write_text(json.dumps(ended))
     (run_dir / "logs").mkdir(exist_ok=True)
     (run_dir / "logs" / "rank-0.log").write_text(f"one line\n[ERROR] {reason}\n")
-    page = html.unescape(client.get("/run?dir=old").text)
+    page = html.unescape(browser.unmarked(client.get("/run?dir=old").text))
     assert "given on the command line" in page
     assert """<span class="here"><b></b>'lora.target_modules=["qproj"]'""" in page
     again = f"train {run_dir}/config.yaml name=old-2 output={run_dir}-2 training.max_steps=3"

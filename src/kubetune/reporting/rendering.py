@@ -9,6 +9,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from markupsafe import Markup
 
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
+from kubetune.reporting.look.line_breaks import code_lines, unbroken, whole_words
 from kubetune.reporting.look.metric_values import interval, label_of, measured
 from kubetune.reporting.look.style import favicon, style, text_of
 from kubetune.rundir.intervals import p_in_words
@@ -54,6 +55,7 @@ def turns(prompt: str) -> list[dict[str, str]]:
 # Functions that templates call by their names.
 FILTERS = (
     ago,
+    code_lines,
     counted,
     duration,
     favicon,
@@ -68,6 +70,8 @@ FILTERS = (
     share,
     size,
     turns,
+    unbroken,
+    whole_words,
 )
 
 

@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 from kubetune.errors import ConfigError, KubetuneError
+from kubetune.reporting.look.line_breaks import whole_words
 from kubetune.reporting.rendering import environment
 from kubetune.rundir.machine import versions
 from kubetune.ui.chat.talkers import Talkers
@@ -66,7 +67,13 @@ def templates() -> Environment:
 
 def spans(text: str) -> Markup:
     """Return a text as HTML, in which words between backticks are code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    parts = []
+    for index, part in enumerate(re.split("`([^`]+)`", text)):
+        is_code = index % 2 == 1
+        parts.append(
+            Markup("<code>{}</code>").format(whole_words(part)) if is_code else escape(part)
+        )
+    return Markup().join(parts)
 
 
 def site_of(request: Request) -> Site:

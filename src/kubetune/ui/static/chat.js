@@ -1,5 +1,5 @@
 // Talking to one or two models: each side keeps turns of its own, made of its own answers.
-import { byId, post } from "./ui.js";
+import { byId, post, wholeWords } from "./ui.js";
 const talk = byId("talk");
 
 const start = () => {
@@ -71,6 +71,7 @@ const start = () => {
       }
     } catch (error) { problem = signal.aborted ? "stopped; that turn is forgotten" : error.message; }
     shown.removeAttribute("aria-busy");
+    shown.replaceChildren(...wholeWords(shown.textContent));
     if (problem) bubble(side, "note problem", problem);
     else side.messages.push(question, { role: "assistant", content: shown.textContent });
   };

@@ -1,6 +1,6 @@
 // The form of a new run: what is typed is planned by the server, written down, and begun.
 import { makePicker } from "./pick.js";
-import { byId, follow, post } from "./ui.js";
+import { byId, follow, linesOf, post } from "./ui.js";
 const form = byId("settings");
 const fields = [...form.querySelectorAll("[name]")];
 const extra = JSON.parse(form.dataset.extra || "{}");
@@ -170,7 +170,7 @@ const plan = async (mine) => {
   }));
   byId("all-facts").hidden = !reply.facts.length;
   showCard(reply.card);
-  byId("yaml").textContent = reply.yaml;
+  byId("yaml").replaceChildren(...linesOf(reply.yaml.split("\n")));
   byId("run-file").hidden = !reply.yaml;
   byId("command").textContent = reply.command;
   byId("command-line").hidden = !reply.command;

@@ -26,12 +26,16 @@ export const work = async (button, doing, task) => {
 
 export const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
+// A text in which no line ends within a word of code, and lines of a file or a log, which are indented where they wrap.
+const marked = (className, ...parts) => { const made = Object.assign(document.createElement("span"), { className }); made.append(...parts); return made; };
+export const wholeWords = (text) => text.split(/(\s+)/).map((word) => (/[-?!}]./.test(word) ? marked("whole", word) : word));
+export const linesOf = (texts) => texts.map((text) => marked("", ...wholeWords(text), "\n"));
 // What a command that was begun says, until it ends or `arrived` finds what was waited for; how it stands then.
 export const follow = async (begun, output, arrived = () => false) => {
   const first = begun.command ? [`$ ${begun.command}`] : [];
   for (output.hidden = false; ; await pause(500)) {
     const seen = await (await fetch(`/new/job?name=${encodeURIComponent(begun.job)}`)).json();
-    output.textContent = [...first, ...seen.lines].join("\n");
+    output.replaceChildren(...linesOf([...first, ...seen.lines]));
     output.scrollTop = output.scrollHeight;
     if (arrived(seen) || !seen.running) return seen;
   }
