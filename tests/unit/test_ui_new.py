@@ -386,6 +386,40 @@ def test_all_mistakes_are_found_at_once_each_at_its_field(
     assert field_of("the server is tired", typed) == ""
 
 
+def test_what_is_wrong_with_a_field_is_one_plain_sentence(
+    client: TestClient, values: dict[str, str]
+) -> None:
+    wrong = {
+        "name": "bad name/x", "model.path": "models/nothing", "data.train": "data/nowhere.jsonl",
+        "data.eval": "1.7", "training.learning_rate": "fast", "training.lr_scheduler_type": "cosin",
+    }  # fmt: skip
+    answer = ask(client, "/new/plan", values={**values, **wrong})
+    sentences = {answer["fields"][text]: answer["sentences"][text] for text in answer["problems"]}
+    offline = "models/nothing is neither a folder nor downloaded, and the hub cannot be reached; choose one at hand"
+    assert sentences == {
+        "name": "Expected at most 40 lower case letters, digits and inner dashes, such as support-bot",
+        "model.path": offline,
+        "data.train": "data/nowhere.jsonl does not exist",
+        "data.eval": "Expected a share of the rows below 1, such as 0.05, or a file",
+        "training.learning_rate": "Expected a number above 0 and below 10",
+        "training.lr_scheduler_type": "Did you mean cosine?",
+    }
+
+
+def test_a_bare_share_says_what_it_is_a_share_of(
+    client: TestClient, values: dict[str, str]
+) -> None:
+    def said(**typed: str) -> str:
+        shown = {**values, **typed}
+        return str(ask(client, "/new/look", values=shown, touched=[])["held_out"])
+
+    values.pop("data.eval")
+    assert said() == "10 % of the 40 rows"
+    assert said(**{"data.train": ""}) == "5 % of the rows"
+    answer = ask(client, "/new/look", values={**values, "data.eval": "held.jsonl"}, touched=None)
+    assert answer["held_out"] == ""
+
+
 def test_a_name_that_is_taken_has_a_button_with_a_free_one(
     client: TestClient, values: dict[str, str], tmp_path: Path
 ) -> None:

@@ -103,6 +103,9 @@ def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | No
     if problem.startswith("a step of fewer than"):
         rows = str(starting_values()["training.global_batch_size"].value)
         return f"Set batch size to {rows}", {"training.global_batch_size": rows}
+    if problem.startswith("data.eval: found"):
+        part = starting_values()["data.eval"].value
+        return f"Hold out {100 * float(part):g} % of the rows", {"data.eval": str(part)}
     if problem.startswith("name: found"):
         return _another_name(typed.get("name", ""))
     if "left out: longer than" in problem:

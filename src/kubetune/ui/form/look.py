@@ -19,6 +19,7 @@ from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.errors import KubetuneError
+from kubetune.ui.form.field_sentences import held_out
 from kubetune.ui.form.fixes import for_data
 from kubetune.ui.form.form_fields import TASKS
 from kubetune.ui.form.suited import filled_in, free_name, suited_texts
@@ -41,7 +42,14 @@ async def look(request: Request) -> Response:
 def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return rows, columns, what suits the fields that nobody has touched, and buttons for what else the data need."""
     values = body.get("values")
-    seen: dict[str, Any] = {"columns": [], "rows": [], "about": "", "fixes": [], "filled": ""}
+    seen: dict[str, Any] = {
+        "columns": [],
+        "rows": [],
+        "about": "",
+        "fixes": [],
+        "filled": "",
+        "held_out": "",
+    }
     if not isinstance(values, dict):
         return seen
     # Without this list, every field is somebody's choice, as in a run that is repeated.
@@ -52,6 +60,7 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         typed["data.train"] = values.get("data.train", "")
         typed["model.path"] = values.get("model.path", "")
         seen["suits"] = suited_texts(None, typed)
+    seen["held_out"] = _held_out(values, seen, None)
     path = values.get("data.train")
     # Data of the hub would have to be fetched, and lists of sources have settings of their own.
     if not isinstance(path, str) or not os.path.exists(_file_of(path)):
@@ -76,7 +85,14 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         seen["suits"] = suits
         seen["filled"] = filled_in(suits, typed)
         typed = {**typed, **suits}
+    seen["held_out"] = _held_out(values, seen, proposal.rows)
     return {**seen, **_shown(records, proposal), "fixes": for_data(proposal, typed)}
+
+
+def _held_out(values: Mapping[str, Any], seen: Mapping[str, Any], rows: int | None) -> str:
+    """Return of what the evaluation data are a share, as they are filled in."""
+    text = seen.get("suits", {}).get("data.eval", values.get("data.eval"))
+    return held_out(str(text), rows)
 
 
 def _shown(records: Sequence[Record], proposal: Proposal) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import local_files, sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
 from kubetune.rundir.exit_status import read_exit_status
+from kubetune.ui.form.field_sentences import field_sentence
 from kubetune.ui.form.fixes import field_of, for_failure, for_problems
 from kubetune.ui.form.form_fields import LABELS, form
 from kubetune.ui.form.plan_card import plan_card
@@ -203,6 +204,7 @@ def _with_fixes(
         "warnings": list(warnings),
         "fixes": fixes,
         "fields": fields,
+        "sentences": {text: field_sentence(text, key) for text, key in fields.items()},
     }
 
 

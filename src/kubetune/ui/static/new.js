@@ -43,11 +43,10 @@ const linkTo = (f) => {
   });
   return link;
 };
-const listOf = (kind, texts, { fields: about = {}, fixes = [] }) => {
+const listOf = (kind, texts, { fields: about = {}, sentences = {}, fixes = [] }) => {
   const list = element("ul", "", kind);
   const lineOf = (text, isAtField) => {
-    // At its field, a problem need not say which setting it is about.
-    const line = spans("li", isAtField ? text.replace(/^(model \S+|[a-z_]+(\.[a-z_]+)*): /, "") : text);
+    const line = Object.assign(spans("li", isAtField ? sentences[text] : text), { title: isAtField ? text : "" });
     line.append(...buttons(fixes.filter((fix) => fix.of === text)));
     return line;
   };
@@ -72,7 +71,8 @@ const complain = (reply) => {
   const fixes = reply.problems.map((text) => reply.fixes?.find((fix) => fix.of === text)).filter(Boolean);
   const label = fixes.length === reply.problems.length ? `Fix all ${fixes.length}` : `Fix ${fixes.length} of ${reply.problems.length}`;
   const all = fixes.length > 1 ? buttons([{ label, values: Object.assign({}, ...fixes.map((fix) => fix.values)) }]) : [];
-  byId("problems").replaceChildren(...all, ...listOf("problem", reply.problems, reply), ...listOf("warning", reply.warnings ?? [], reply));
+  byId("problems").replaceChildren(...all, ...listOf("problem", reply.problems, reply));
+  byId("warnings").replaceChildren(...listOf("warning", reply.warnings ?? [], reply));
 };
 // Settings without a field, such as the columns of a file, are shown in a line and can be taken out.
 const showExtra = () => {
@@ -126,9 +126,7 @@ const beginChecking = () => {
 };
 const summaryOf = (reply) => {
   const count = reply.problems.length;
-  const list = element("a", count === 1 ? "1 problem" : `${count} problems`);
-  list.href = "#problems";
-  if (count) return ["bad", list];
+  if (count) return ["bad", count === 1 ? "1 problem" : `${count} problems`];
   const needed = reply.needed.map((label) => linkTo(fields.find((f) => labelOf(f) === label)));
   if (needed.length) return ["needed", "Still needed: ", ...needed.flatMap((link, i) => (i ? [", ", link] : [link]))];
   // The card says it too, where it is beside the form.
@@ -213,6 +211,7 @@ const look = async () => {
   const reply = await lookAt({ ...asked(), touched: isRepeated ? null : [...touched] }, ofForm);
   if (!reply) return;
   if (reply.suits) suit(reply.suits);
+  byId("held-out").textContent = reply.held_out;
   showRows(reply, byId("look"), buttons(reply.fixes ?? []));
 };
 // While one chooses among files, the rows of each come into the list.
