@@ -39,6 +39,10 @@ MOST_COMPARED = 12
 # What a tab says of a run's state before its name.
 SIGNS = {"done": "✓", "warned": "⚠", "failed": "✕", "running": "▶", "starting": "▶"}
 MOST_BESIDE = 4  # charts beside the table of runs
+Facts = dict[str, Any]  # of a run, as `Records.listed` returns them
+# Pairs that are offered to be compared, and the newest runs among which they are looked for.
+_MOST_PAIRS = 3
+_PAIRED = 40
 
 
 def _row(site: Site, run: Mapping[str, Any], metric: str) -> dict[str, Any]:
@@ -97,6 +101,7 @@ def all_runs(request: Request) -> Response:
         "title": "Compare" if is_choosing else _title(runs),
         "chosen": params.getlist("dir"),
         "most": MOST_COMPARED,
+        "pairs": _pairs(site, runs) if is_choosing else [],
         "entries": _with_sweeps(rows, sweeps, is_filtered=bool(text or state)),
         "sweeps": sweeps,
         "shown": _count_in_words(rows, len(runs)),
@@ -118,6 +123,23 @@ def all_runs(request: Request) -> Response:
     if not is_choosing:
         verb = _list_in_words(site, sort, state, text, descends=descends)
     return page(request, "runs.html", verb, facts)
+
+
+def _pairs(site: Site, runs: Sequence[Facts]) -> list[tuple[Facts, Facts]]:
+    """Return pairs of runs that say something of each other: of the same data and metric, the newest first."""
+    newest = sorted(runs, key=lambda run: run["started"] or "", reverse=True)
+    before: dict[tuple[str, str], Facts] = {}
+    pairs = []
+    for run in newest[:_PAIRED]:
+        # Trials are compared on the page of their sweep.
+        is_measured = run["state"] in ("done", "stopped") and run["main"] and not run["archived"]
+        if not is_measured or site.records.sweep_of(Path(run["path"])) is not None:
+            continue
+        key = (site.records.data_of(Path(run["path"]))["key"], run["main"])
+        if key in before:
+            pairs.append((before[key], run))
+        before[key] = run
+    return pairs[:_MOST_PAIRS]
 
 
 def _list_in_words(site: Site, sort: str, state: str, text: str, *, descends: bool) -> str:

@@ -325,9 +325,8 @@ document.addEventListener("click", (event) => {
 const count = () => {
   const number = chosen().length;
   byId("compare").disabled = number < 2;
-  if (!byId("of-chosen")) return;
-  byId("of-chosen").hidden = !number;
-  byId("chosen-count").textContent = `${number} chosen`;
+  byId("of-chosen").hidden = !number && !byId("pairs");
+  byId("chosen-count").textContent = ["Tick two runs", "1 chosen, tick another"][number] ?? `${number} chosen`;
   const remove = choice.querySelector("[data-delete]");
   if (!remove) return;
   delete remove.dataset.sure;

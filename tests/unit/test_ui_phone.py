@@ -1,0 +1,104 @@
+"""What a narrow window and a finger need of the pages, and runs that are chosen there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kubetune.rundir import checkpoints, metrics
+from tests import browser
+from tests.run.test_report_long import write_run
+from tests.unit.test_ui import TOKEN, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def is_in_one_row(page: Page, selector: str) -> bool:
+    """Return True if the middles of all that is shown of these are at one height."""
+    boxes = [part.bounding_box() for part in page.locator(selector).all() if part.is_visible()]
+    middles = [box["y"] + box["height"] / 2 for box in boxes if box]
+    return len(middles) > 1 and max(middles) - min(middles) < 4
+
+
+@browser.needed
+def test_a_pair_is_offered_and_compare_says_what_it_waits_for(tmp_path: Path) -> None:
+    for number, name in enumerate(("old", "new", "other", "newest")):
+        run_dir = write_run(tmp_path / name, 60)
+        settings = json.loads((run_dir / "resolved.json").read_text())
+        settings["data"]["train"] = [{"path": "other.jsonl" if name == "other" else "train.jsonl"}]
+        (run_dir / "resolved.json").write_text(json.dumps(settings))
+        at = f"2026-11-2{number}T12:00:00Z"
+        launch = {"schema_version": 1, "time": at, "node": 0, "event": "launch"}
+        (run_dir / metrics.EVENTS).write_text(json.dumps(launch) + "\n")
+        ended = {"code": 0, "reason": "", "step": 60, "error": None}
+        (run_dir / "exit.json").write_text(json.dumps(ended))
+    errors = list[str]()
+    with served(tmp_path) as address, browser.opened(errors) as page:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url(f"{address}/")
+        browser.show(page, f"{address}/compare", 390)
+        offered = page.locator("#pairs a")
+        assert [link.get_attribute("href") for link in offered.all()] == [
+            "/compare?dir=newest&dir=new",
+            "/compare?dir=new&dir=old",
+        ], "those of the same data, the newest first"
+        compare = page.get_by_role("button", name="Compare")
+        assert compare.is_disabled()
+        assert page.locator("#chosen-count").inner_text() == "Tick two runs"
+        page.get_by_label("Choose old").check()
+        assert page.locator("#chosen-count").inner_text() == "1 chosen, tick another"
+        page.get_by_label("Choose other").check()
+        assert compare.is_enabled()
+        # What is done with runs is in one row on a phone too, and asks back in words.
+        browser.show(page, f"{address}/", 390)
+        assert not page.locator("#of-chosen").is_visible()
+        page.get_by_label("Choose old").check()
+        page.get_by_label("Choose new", exact=True).check()
+        assert is_in_one_row(page, "#of-chosen > *")
+        page.get_by_role("button", name="Delete").click()
+        question = page.get_by_role("button", name="Delete 2 runs for good?")
+        assert question.evaluate("(button) => parseFloat(getComputedStyle(button).fontSize)") > 10
+    assert not errors
+
+
+@browser.needed
+def test_what_there_is_to_a_chat_is_in_one_line_on_a_phone(tmp_path: Path) -> None:
+    checkpoints.commit(
+        write_run(tmp_path / "a", 60), checkpoints.State(step=60), lambda folder: None
+    )
+    with served(tmp_path) as address, browser.opened([]) as page:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url(f"{address}/")
+        for width in (390, 1280):
+            browser.show(page, f"{address}/chat", width)
+            assert is_in_one_row(page, ".of-talk > .toolbar > *"), width
+            page.get_by_text("How they answer").click()
+            temperature = page.get_by_label("Temperature").bounding_box()
+            assert temperature is not None
+            assert 0 <= temperature["x"] <= width - temperature["width"]
+
+
+@browser.needed
+def test_what_is_wrong_in_a_form_stays_in_sight_on_a_phone(tmp_path: Path) -> None:
+    errors = list[str]()
+    with served(tmp_path) as address, browser.opened(errors) as page:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url(f"{address}/")
+        browser.show(page, f"{address}/new", 390)
+        page.locator("#held-out", has_text="5 % of the rows").wait_for()
+        page.fill("[name='name']", "a b")
+        page.fill("[name='data.eval']", "1.7")
+        chips = page.locator("#problems a")
+        chips.nth(1).wait_for()
+        for end in (0, 9999):
+            page.evaluate("(end) => scrollTo(0, end)", end)
+            boxes = [chip.bounding_box() for chip in chips.all()]
+            assert all(box and 0 < box["y"] < 900 - box["height"] for box in boxes), (end, boxes)
+        sentence = page.locator("[id='problem-data.eval']")
+        assert sentence.inner_text().startswith("Expected a share of the rows below 1")
+        page.get_by_role("button", name="Hold out 5 % of the rows").click()
+        chips.nth(1).wait_for(state="detached")
+        assert page.input_value("[name='data.eval']") == "0.05"
+    assert not errors
