@@ -192,7 +192,6 @@ const refresh = async () => {
   // Tables are sorted again, and what was chosen is chosen again.
   document.dispatchEvent(new CustomEvent("renewed"));
   filter();
-  document.dispatchEvent(new CustomEvent("renewed"));
   if (!page.body.dataset.news && document.body.dataset.news) return "ended";
   return "live";
 };
