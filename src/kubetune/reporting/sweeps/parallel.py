@@ -78,7 +78,7 @@ def _frames(settings: int) -> list[_Frame]:
     # With few settings the axes fill the page.
     stride = max(150, (960 - 64 - 130) / max(1, settings))
     wide = _Frame("wide", False, 64, stride, 130, low=322, high=66, nowhere=352, size=337)
-    tall = _Frame("tall", True, 30, 62, 24, low=46, high=336, nowhere=8, size=348)
+    tall = _Frame("tall", True, 30, 90, 24, low=46, high=336, nowhere=8, size=348)
     return [wide, tall]
 
 
