@@ -10,6 +10,7 @@ from kubetune import cli, errors
 from kubetune.config.code_files import (
     depends_on,
     modules_beside,
+    read_code,
     require_answers,
     require_functions,
 )
@@ -42,17 +43,17 @@ def code(tmp_path: Path) -> Path:
 
 
 def test_what_a_file_defines_is_read_and_not_run(code: Path) -> None:
-    require_functions("rewards[0]", code, ["short", "Polite", "alias", "root", "quick"])
+    require_functions(read_code("rewards[0]", code), ["short", "Polite", "alias", "root", "quick"])
     with pytest.raises(errors.ConfigError, match="defines no shrt; did you mean short") as caught:
-        require_functions("rewards[0]", code, ["shrt"])
+        require_functions(read_code("rewards[0]", code), ["shrt"])
     assert "short, Polite" in str(caught.value)
     code.write_text(f"{CODE}\nglobals()['shrt'] = short\n")
-    require_functions("rewards[0]", code, ["shrt"])
+    require_functions(read_code("rewards[0]", code), ["shrt"])
     code.write_text(f"from helpers import *\n{CODE}")
-    require_functions("rewards[0]", code, ["anything"])
+    require_functions(read_code("rewards[0]", code), ["anything"])
     code.write_text("def short(:\n")
     with pytest.raises(errors.ConfigError, match=r"rewards\.py:1: invalid syntax"):
-        require_functions("rewards[0]", code, ["short"])
+        require_functions(read_code("rewards[0]", code), ["short"])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_name_for_a_value_is_no_function(code: Path, text: str) -> None:
     code.write_text(text)
     line = len(text.splitlines())
     with pytest.raises(errors.ConfigError, match=rf":{line}: f is `.*`; expected a function"):
-        require_functions("rewards[0]", code, ["f"])
+        require_functions(read_code("rewards[0]", code), ["f"])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_name_for_a_value_is_no_function(code: Path, text: str) -> None:
 )  # fmt: skip
 def test_a_name_that_only_running_the_file_explains_stays_open(code: Path, text: str) -> None:
     code.write_text(text)
-    require_functions("rewards[0]", code, ["f"])
+    require_functions(read_code("rewards[0]", code), ["f"])
 
 
 CALLABLE = "class G:\n    def __call__(self, completions): ...\n"
@@ -99,7 +100,7 @@ def test_what_the_text_shows_to_be_no_function_is_refused(
 ) -> None:
     code.write_text(text)
     with pytest.raises(errors.ConfigError, match=f"{reason}.*; expected a function"):
-        require_functions("rewards[0]", code, ["f"])
+        require_functions(read_code("rewards[0]", code), ["f"])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_what_the_text_shows_to_be_no_function_is_refused(
 )  # fmt: skip
 def test_a_class_whose_objects_may_be_called_stays(code: Path, text: str) -> None:
     code.write_text(text)
-    require_functions("rewards[0]", code, ["f"])
+    require_functions(read_code("rewards[0]", code), ["f"])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_a_class_whose_objects_may_be_called_stays(code: Path, text: str) -> Non
 )  # fmt: skip
 def test_what_may_give_an_answer_stays(code: Path, text: str) -> None:
     code.write_text(text)
-    require_answers("rewards[0]", code, "f", may_wait=True)
+    require_answers(read_code("rewards[0]", code), "f", may_wait=True)
 
 
 def test_modules_beside_a_file(code: Path) -> None:
@@ -188,4 +189,4 @@ def test_what_a_function_reads_and_does_not_provide_for(
 ) -> None:
     code = tmp_path / "code.py"
     code.write_text(text)
-    assert depends_on("rewards[0]", code, "f", "truth") is expected
+    assert depends_on(read_code("rewards[0]", code), "f", "truth") is expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kubetune.base.humanize import nearest
@@ -30,12 +31,29 @@ _VALUES = (
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def require_functions(key: str, path: Path, functions: Sequence[str]) -> None:
-    """Raise ConfigError for functions that a file does not define, or for names that it gives to values.
+@dataclass(frozen=True)
+class CodeFile:
+    """A Python file of the user's, as its text says."""
 
-    `key`: the setting that names the file.
-    """
-    tree = _parsed(key, path)
+    key: str  # the setting that names it
+    path: Path
+    tree: ast.Module
+
+
+def read_code(key: str, path: Path) -> CodeFile:
+    """Return a file that the setting `key` names. Raise ConfigError for one that cannot be read, or is not Python."""
+    try:
+        return CodeFile(key, path, ast.parse(path.read_bytes()))
+    except SyntaxError as error:
+        reason = f"{path}:{error.lineno}: {error.msg}"
+    except (OSError, ValueError) as error:
+        reason = f"{path}: {error}"
+    raise ConfigError(f"{key}: {reason}; expected a Python file. Nothing was written.")
+
+
+def require_functions(code: CodeFile, functions: Sequence[str]) -> None:
+    """Raise ConfigError for functions that a file does not define, or for names that it gives to values."""
+    tree = code.tree
     defined = set(_names(tree.body))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if "*" in defined or names & _HIDDEN:
@@ -43,36 +61,36 @@ def require_functions(key: str, path: Path, functions: Sequence[str]) -> None:
     functions_here = [node.name for node in tree.body if isinstance(node, _DEFINITIONS)]
     for function in functions:
         if function in defined:
-            _require_no_value(key, path, tree, function)
+            _require_no_value(code, function)
             reason = _not_callable(tree, function)
             if reason:
                 raise ConfigError(
-                    f"{key}: {path}: {reason}; expected a function. Nothing was written."
+                    f"{code.key}: {code.path}: {reason}; expected a function. Nothing was written."
                 )
             continue
         close = nearest(function, functions_here)
         hint = f"; did you mean {close}?" if close else "."
         raise ConfigError(
-            f"{key}: {path} defines no {function}{hint} It has {', '.join(functions_here) or 'no function'}. "
+            f"{code.key}: {code.path} defines no {function}{hint} It has {', '.join(functions_here) or 'no function'}. "
             "Nothing was written."
         )
 
 
-def _require_no_value(key: str, path: Path, tree: ast.Module, name: str) -> None:
+def _require_no_value(code: CodeFile, name: str) -> None:
     """Raise ConfigError if the text shows that a name is a number, a text or a list, which nobody can call.
 
     An import, a call or another name may be a function.
     """
-    if any(isinstance(node, _REBINDING) for node in ast.walk(tree)):
+    if any(isinstance(node, _REBINDING) for node in ast.walk(code.tree)):
         return
     value: ast.stmt | None = None
-    for statement in tree.body:
+    for statement in code.tree.body:
         if name not in set(_names([statement])):
             continue
         value = statement if _gives_value(statement, name) else None
     if value is not None:
         raise ConfigError(
-            f"{key}: {path}:{value.lineno}: {name} is `{ast.unparse(value)[:60]}`; expected a function. "
+            f"{code.key}: {code.path}:{value.lineno}: {name} is `{ast.unparse(value)[:60]}`; expected a function. "
             "Nothing was written."
         )
 
@@ -163,13 +181,13 @@ def _is_value(expression: ast.expr) -> bool:
     return isinstance(expression, _VALUES)
 
 
-def signature_of(key: str, path: Path, function: str) -> inspect.Signature | None:
+def signature_of(code: CodeFile, function: str) -> inspect.Signature | None:
     """Return the parameters of a function by the text of its file; None where the text leaves them open.
 
     Of a class these are the parameters of `__call__`, as its objects are called. An import, an assignment or a
-    decorator may be anything. Raise ConfigError for a file that cannot be read.
+    decorator may be anything.
     """
-    definition = _definition(key, path, function)
+    definition = _definition(code, function)
     if definition is None:
         return None
     # The class or the object itself comes first in a method.
@@ -177,14 +195,14 @@ def signature_of(key: str, path: Path, function: str) -> inspect.Signature | Non
     return inspect.Signature(_parameters(definition.args)[is_method:])
 
 
-def require_answers(key: str, path: Path, function: str, *, may_wait: bool) -> None:
+def require_answers(code: CodeFile, function: str, *, may_wait: bool) -> None:
     """Raise ConfigError for a function whose text shows that a call of it gives no number.
 
     def f(completions): yield 1.0            a generator: nobody takes its values
     async def f(completions): return [1.0]   a coroutine, unless `may_wait`: whoever calls it waits for it
     def f(completions): print(completions)   returns None
     """
-    definition = _definition(key, path, function)
+    definition = _definition(code, function)
     if definition is None:
         return
     nodes = list(_own_statements(definition))
@@ -197,12 +215,12 @@ def require_answers(key: str, path: Path, function: str, *, may_wait: bool) -> N
         problem = "has no `return` with a value"
     if problem:
         raise ConfigError(
-            f"{key}: {path}:{definition.lineno}: {function} {problem}; expected a function that returns what it "
+            f"{code.key}: {code.path}:{definition.lineno}: {function} {problem}; expected a function that returns what it "
             "computes. Nothing was written."
         )
 
 
-def depends_on(key: str, path: Path, function: str, parameter: str) -> bool:
+def depends_on(code: CodeFile, function: str, parameter: str) -> bool:
     """True if the text of a function shows that it reads a parameter, and nowhere provides for None in its place.
 
     def f(solution_str, ground_truth): return ground_truth in solution_str                       True
@@ -210,7 +228,7 @@ def depends_on(key: str, path: Path, function: str, parameter: str) -> bool:
     def f(labels): return [0 if label is None else 1 for label in labels]                        False
     def f(labels=None): return 1 if labels else 0                                                False
     """
-    definition = _definition(key, path, function)
+    definition = _definition(code, function)
     if definition is None:
         return False
     is_read = False
@@ -250,12 +268,10 @@ def _own_statements(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> Itera
             waiting += ast.iter_child_nodes(node)
 
 
-def _definition(
-    key: str, path: Path, function: str
-) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def _definition(code: CodeFile, function: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """Return a function as its file has it, `__call__` of a class; None where the text leaves it open."""
     definitions = []
-    for node in ast.walk(_parsed(key, path)):
+    for node in ast.walk(code.tree):
         if isinstance(node, _DEFINITIONS) and node.name == function:
             definitions.append(node)
     # Of two functions with one name, only running the file tells which is left.
@@ -292,17 +308,18 @@ def _parameters(arguments: ast.arguments) -> list[inspect.Parameter]:
     return parameters
 
 
-def require_imports(key: str, path: Path) -> None:
+def require_imports(code: CodeFile) -> None:
     """Raise ConfigError where the top of a file imports a module that is neither installed nor beside the file.
 
     Imports within functions, conditions and `try` may never run, so they are left alone.
     """
-    for node in _parsed(key, path).body:
+    path = code.path
+    for node in code.tree.body:
         for module in _imported(node):
             is_beside = path.with_name(f"{module}.py").is_file() or path.with_name(module).is_dir()
             if not is_beside and not is_installed(module):
                 raise ConfigError(
-                    f"{key}: {path}:{node.lineno}: imports {module}, which is not installed; "
+                    f"{code.key}: {path}:{node.lineno}: imports {module}, which is not installed; "
                     f"install it beside kubetune (pip install {module}), or leave the import out. Nothing was written."
                 )
 
@@ -330,17 +347,6 @@ def modules_beside(path: Path) -> list[Path]:
                 if place != path and (place.is_file() or any(place.glob("*.py"))):
                     beside[place] = None
     return list(beside)
-
-
-def _parsed(key: str, path: Path) -> ast.Module:
-    """Return the tree of a file. Raise ConfigError for one that cannot be read, or is not Python."""
-    try:
-        return ast.parse(path.read_bytes())
-    except SyntaxError as error:
-        reason = f"{path}:{error.lineno}: {error.msg}"
-    except (OSError, ValueError) as error:
-        reason = f"{path}: {error}"
-    raise ConfigError(f"{key}: {reason}; expected a Python file. Nothing was written.")
 
 
 def _names(body: Sequence[ast.stmt]) -> Iterator[str]:

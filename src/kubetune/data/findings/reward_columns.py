@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kubetune.config.code_files import depends_on, signature_of
+from kubetune.config.code_files import depends_on, read_code, signature_of
 from kubetune.config.schema import RewardConfig, SourceConfig
 from kubetune.data.columns import in_list
 from kubetune.data.findings.finding import Finding
@@ -61,15 +61,15 @@ def compares(reward: RewardConfig) -> bool:
         return reward.compares
     assert reward.file is not None
     assert reward.function is not None
-    path = Path(reward.file).expanduser()
     try:
-        signature = signature_of("rewards", path, reward.function)
+        code = read_code("rewards", Path(reward.file).expanduser())
+        signature = signature_of(code, reward.function)
         if signature is None:
             return False
         name = RIGHT_ANSWER.get(form_of(signature.parameters, reward.function))
         if name is None or name not in signature.parameters:
             return False
-        return depends_on("rewards", path, reward.function, name)
+        return depends_on(code, reward.function, name)
     except (ConfigError, ValueError):
         # The verdict on the run file says what is wrong with the file, or the function.
         return False
@@ -82,7 +82,8 @@ def _columns_of(reward: RewardConfig) -> tuple[str, ...]:
     assert reward.file is not None
     assert reward.function is not None
     try:
-        signature = signature_of("rewards", Path(reward.file).expanduser(), reward.function)
+        code = read_code("rewards", Path(reward.file).expanduser())
+        signature = signature_of(code, reward.function)
         return () if signature is None else columns_of(signature, reward.function)
     except (ConfigError, ValueError):
         return ()  # the verdict on the run file says what is wrong with the file, or the function

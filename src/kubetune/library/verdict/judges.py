@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kubetune.config.code_files import (
+    read_code,
     require_answers,
     require_functions,
     require_imports,
@@ -32,20 +33,19 @@ def _require_own_metrics(metrics: OwnMetricsConfig) -> None:
     """Raise ConfigError for functions that are not in their file, or cannot be called as metrics are."""
     from kubetune.scoring.own_functions import misfit, require_file
 
-    key = "evaluation.metrics"
-    file = require_file(metrics)
-    require_functions(key, file, metrics.functions)
-    require_imports(key, file)
+    code = read_code("evaluation.metrics", require_file(metrics))
+    require_functions(code, metrics.functions)
+    require_imports(code)
     problems = []
     for function in metrics.functions:
-        signature = signature_of(key, file, function)
-        problem = "" if signature is None else misfit(file, function, signature)
+        signature = signature_of(code, function)
+        problem = "" if signature is None else misfit(code.path, function, signature)
         if problem:
             problems.append(problem)
     if problems:
         raise ConfigError(problems)
     for function in metrics.functions:
-        require_answers(key, file, function, may_wait=False)
+        require_answers(code, function, may_wait=False)
 
 
 def require_rewards(rewards: Sequence[RewardConfig]) -> None:
@@ -65,17 +65,16 @@ def require_rewards(rewards: Sequence[RewardConfig]) -> None:
             continue
         assert reward.file is not None
         assert reward.function is not None
-        key = f"rewards[{number}]"
-        file = Path(reward.file)
-        require_functions(key, file, [reward.function])
-        require_imports(key, file)
-        signature = signature_of(key, file, reward.function)
+        code = read_code(f"rewards[{number}]", Path(reward.file))
+        require_functions(code, [reward.function])
+        require_imports(code)
+        signature = signature_of(code, reward.function)
         try:
             if signature is not None:
-                columns_of(signature, f"{file}: {reward.function}")
+                columns_of(signature, f"{code.path}: {reward.function}")
         except ValueError as error:
             raise ConfigError(f"rewards: {error}") from None
-        require_answers(key, file, reward.function, may_wait=True)
+        require_answers(code, reward.function, may_wait=True)
 
 
 def require_named_models(config: Config, environ: Mapping[str, str], *, here: bool) -> None:
