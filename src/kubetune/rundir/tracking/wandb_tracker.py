@@ -54,6 +54,8 @@ class WandbSink(Sink):
     """A run whose id follows from its directory, so that every start continues the same one."""
 
     def __init__(self, settings: WandbConfig, run: TrackedRun) -> None:
+        # Its process would send reports of its own errors, also from a run that only writes files.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         self._wandb = wandb
