@@ -253,11 +253,7 @@ def _sent(
     if mirror is not None:
         addresses["mirror"] = mirror
     if push is not None:
-        # Who can see the upload is part of what the user allows.
-        who_sees = "public"
-        if push.private:
-            who_sees = "private"
-        addresses["push"] = f"the hub's {push.repo}, {who_sees}"
+        addresses["push"] = f"the hub's {push.repo}, {_who_sees(push.private)}"
     if tracking.mlflow is not None:
         addresses["tracking.mlflow"] = tracking.mlflow.uri
     wandb = tracking.wandb
@@ -265,8 +261,10 @@ def _sent(
         addresses["tracking.wandb"] = f"{wandb.entity or 'yourself'}/{wandb.project}"
     trackio = tracking.trackio
     if trackio is not None:
-        place = trackio.server_url or trackio.space_id or trackio.dir
-        addresses["tracking.trackio"] = place or "your own Trackio"
+        place = trackio.server_url or trackio.dir or "your own Trackio"
+        if trackio.space_id is not None:
+            place = f"the hub's {trackio.space_id}, {_who_sees(trackio.private)}"
+        addresses["tracking.trackio"] = place
     if servers is not None and servers.urls:
         addresses["grpo.servers"] = ", ".join(servers.urls)
     if distill.urls:
@@ -276,6 +274,11 @@ def _sent(
     for key, address in addresses.items():
         effects[key] = _effect(key, "has data sent", f"to {address}", address)
     return effects
+
+
+def _who_sees(private: bool) -> str:
+    # It is part of what the user allows.
+    return "private" if private else "public"
 
 
 def _remote_code(pin: str, where: str) -> Effect:

@@ -70,6 +70,9 @@ class TrackioConfig(Section):
     space_id: str | None = Field(
         None, pattern=r"^[\w.-]+/[\w.-]+$", description="Space on the Hugging Face hub: `ORG/NAME`."
     )
+    private: bool = Field(
+        True, description="Nobody else sees the Space; one that is there already stays as it is."
+    )
     server_url: str | None = Field(None, description="Address of your own Trackio server.")
 
     @model_validator(mode="after")

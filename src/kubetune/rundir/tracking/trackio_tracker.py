@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.resolved import dotted_values
@@ -22,6 +22,8 @@ from kubetune.rundir.tracking.tracker_queue import (
 )
 
 _log = family_logger("TRACKING")
+# Variables by which Trackio sends somewhere, whatever the run file says.
+_NAME_PLACES: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
 
 
 class TrackioSink(Sink):
@@ -31,6 +33,12 @@ class TrackioSink(Sink):
         if settings.dir is not None:
             # Importing trackio reads it.
             os.environ.setdefault("TRACKIO_DIR", str(Path(settings.dir).absolute()))
+        for name in _NAME_PLACES:
+            if os.environ.pop(name, ""):
+                _log.warning(
+                    "%s is not used: Trackio sends only to the space_id or server_url of tracking.trackio",
+                    name,
+                )
         import trackio
 
         self._trackio = trackio
@@ -57,6 +65,7 @@ class TrackioSink(Sink):
                 group=section.group,
                 space_id=section.space_id,
                 server_url=section.server_url,
+                private=section.private,
                 resume="allow",
                 config=settings,
                 embed=False,
