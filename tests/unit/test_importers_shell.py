@@ -247,7 +247,8 @@ PLAIN = [
 ]
 
 
-# Arguments of one command.
+# Arguments of one command, behind a line that sets variables.
+SET = "A=1; AB=2; S=' a b '; N="
 WORDS = [
     "'a\\\nb'",
     "$'a\\\nb'",
@@ -263,6 +264,8 @@ WORDS = [
     "a\\\\\\\nb",
     "--lr=1e-\\\n4 --bf\\\n16",
     "$A\\\nB ${A\\\nB} ${A\\\n:-3}",
+    "x$S x\"$S\" $S$S y$S'z' ${S}w",
+    "$N x$N $N$N $N'' x$N'y' $N$S\"$N\" ''",
 ]
 
 
@@ -294,9 +297,9 @@ def test_plain_scripts_stay_certain(script: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(BASH is None, reason="needs bash")
 @pytest.mark.parametrize("written", WORDS)
 def test_words_are_those_of_bash(written: str, tmp_path: Path) -> None:
-    [command] = read_script(f"A=1; AB=2\ntrain {written}\n").commands
+    [command] = read_script(f"{SET}\ntrain {written}\n").commands
     words = [word.text for word in command.words[1:]]
-    script = f"A=1; AB=2\nprintf '%s\\0' {written}\n"
+    script = f"{SET}\nprintf '%s\\0' {written}\n"
     done = subprocess.run([str(BASH), "-c", script], capture_output=True, text=True, timeout=60)
     by_bash = done.stdout.split("\0")[:-1]
     assert words == by_bash or any(not is_known(word) for word in words)

@@ -18,6 +18,9 @@ _VARIABLE: Final = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
 _NAME_IN_A_CALCULATION: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 # Escapes that mean the same in $'…' as in Python.
 _PLAIN_ESCAPES: Final = re.compile(r"(?:[ -\[\]-~]|\\[abfnrtv\\'\"])*")
+# Values of these are several words if they hold blanks, and none if they are empty.
+_SPLIT: Final = ("simple_expansion", "expansion")
+_BLANKS: Final = re.compile(r"[ \t\n]+")
 _NUMBER: Final = re.compile(r"-?[\d.]+(e-?\d+)?")
 
 
@@ -76,11 +79,28 @@ class Values:
         if isinstance(value, Alternatives) and node.type != "string" and _holds_options(value):
             options = " ".join(value.texts)
             return [Word(word, value.why) for word in options.split()]
-        text = self.text(node)
-        # Without quotes a value with spaces is several words.
-        if node.type in ("simple_expansion", "expansion") and is_known(text):
-            return [Word(word) for word in text.split()]
-        return [Word(text)]
+        return [Word(text) for text in self.split_texts(node)]
+
+    def split_texts(self, node: Node) -> list[str]:
+        """Return the words that values without quotes leave of one word.
+
+        A="1 2"
+
+        $A    1, 2          x$A    x1, 2          x"$A"    x1 2          $NONE    (no word)
+        """
+        parts = node.children if node.type == "concatenation" else [node]
+        words = [""]
+        written: set[int] = set()  # words that are there even if they are empty
+        for part in parts:
+            text = self.text(part)
+            if part.type in _SPLIT and is_known(text):
+                first, *others = _BLANKS.split(text)
+                words[-1] += first
+                words += others
+            else:
+                words[-1] += text
+                written.add(len(words) - 1)
+        return [word for number, word in enumerate(words) if word or number in written]
 
     def text(self, node: Node) -> str:
         """Return what a node stands for, with `$…` in it where that is not known."""
