@@ -244,6 +244,13 @@ PLAIN = [
     "printf -v X 7; LR=8; printf '%s' $LR",
     'F="%s"; LR=8; printf "$F" "$LR"',
     "set -euo pipefail; set -- -n; LR=8",
+    "A=1 B=2\nLR=1\nif [ 7 -gt 3 ]; then LR=2; fi",
+    "A=1 B=2  # two\nLR=1\ncase a in b) A=2;; esac",
+    "A=1 \\\n B=2\n\n# one\nC=3\nif false; then\nLR=3\nelse\nLR=4 X=5\nfi",
+    "A=1 B=2\nC=3\n{ LR=5; }\nif true; then\nA=1 B=2\nC=3\nif true; then LR=6; fi\nfi",
+    "A=1 LR=2\nB=3 true",
+    "A=1 B=2\nLR=3 >file\nif true; then LR=4; fi",
+    "A=1 B=2\nLR=3\nLR=4 true",
 ]
 
 

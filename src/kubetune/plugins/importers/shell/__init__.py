@@ -12,7 +12,7 @@ Nothing is run. The script is walked as a shell would walk it, and what only a r
 from __future__ import annotations
 
 from kubetune.plugins.importers.shell.beyond import doubts_of
-from kubetune.plugins.importers.shell.nodes import parsed
+from kubetune.plugins.importers.shell.nodes import all_below, line_of, parsed
 from kubetune.plugins.importers.shell.state import Command, Script, Word
 from kubetune.plugins.importers.shell.values import Values
 from kubetune.plugins.importers.shell.walk import Walk
@@ -27,6 +27,9 @@ def read_script(text: str) -> Script:
     walk = Walk(Values(doubts))
     walk.all(tree.named_children)
     script = walk.commands.script
+    for node in all_below(tree):
+        if node.is_error or node.is_missing:
+            script.unread[line_of(node)] = "cannot be parsed, so what it does is not known"
     script.unclear |= doubts.of_names | walk.values.unclear
     script.functions = doubts.functions
     return script

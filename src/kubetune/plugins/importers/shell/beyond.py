@@ -19,6 +19,7 @@ from typing import Final
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.nodes import (
+    all_below,
     field_of,
     is_calculated_test,
     line_of,
@@ -110,7 +111,7 @@ def doubts_of(tree: Node) -> Doubts:
     assigned: dict[str, list[Node]] = {}  # where a variable is set
     readonly: dict[str, int] = {}
     unsetting = 0  # the last line that unsets a variable whose name is not known
-    for node in _all_below(tree):
+    for node in all_below(tree):
         line = line_of(node)
         match node.type:
             case "variable_assignment":
@@ -174,20 +175,11 @@ def may_set_anything(program: str, text: str) -> bool:
     return is_reading and not any(name in text for name in _ENVIRONMENTS)
 
 
-def _all_below(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it."""
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting += node.named_children
-
-
 def _set_within(outer: Node) -> Iterator[str]:
     """Yield the variables that a statement sets; an empty name stands for all."""
     if outer.type == "for_statement":
         yield field_of(outer, "variable")
-    for node in _all_below(outer):
+    for node in all_below(outer):
         default = _DEFAULT.fullmatch(text_of(node))
         if node.type == "variable_assignment":
             yield field_of(node, "name").partition("[")[0]

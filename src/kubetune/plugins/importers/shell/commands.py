@@ -10,7 +10,7 @@ from typing import Final
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.beyond import BUILTINS, KEEPING, may_set_anything
-from kubetune.plugins.importers.shell.nodes import field_of, joined, line_of, text_of
+from kubetune.plugins.importers.shell.nodes import field_of, line_of, text_of
 from kubetune.plugins.importers.shell.script_folder import UNKNOWN, moved
 from kubetune.plugins.importers.shell.state import (
     Alternatives,
@@ -102,16 +102,10 @@ class Commands:
         """Return the environment of a command and its own words, filled in.
 
         SEED=1 swift sft --seed $SEED     SEED=1 is its environment, and set after the other words are filled in
-        SEED=1
-        swift sft --seed $SEED            SEED=1 is a line of its own; the parser takes it for a part of the command
         """
         nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
         settings = [child for child in nodes if child.type == "variable_assignment"]
         rest = [child for child in nodes if child not in settings]
-        if settings and rest and _are_lines_apart(settings[-1], rest[0]):
-            for setting in settings:
-                self.assign(setting)
-            return [], self.values.words(rest)
         called = self.values.words(rest)
         # The script does not keep what is set for one program, and perhaps what is set for such a builtin.
         before = self.values.state.copy()
@@ -164,12 +158,3 @@ def _is_last(arguments: Sequence[str]) -> bool:
             return True
         before = argument
     return False
-
-
-def _are_lines_apart(node: Node, following: Node) -> bool:
-    """True if a line ends between two nodes. The parser takes `A=1 B=2` for a part of the command in the next line."""
-    assert node.parent is not None
-    whole = node.parent.text or b""
-    start = node.parent.start_byte
-    between = whole[node.end_byte - start : following.start_byte - start]
-    return "\n" in joined(between)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import tree_sitter_bash
@@ -16,49 +17,89 @@ _JOINED: Final = "\0\n"
 # Where a shell keeps backslashes, as it does in a here-document whose end is quoted.
 _LITERAL: Final = ("ansi_c_string", "comment", "raw_string")
 _QUOTED_END: Final = re.compile(r"""<<-?\s*\w*["'\\]""")
-# Passes over a script: what is joined may open a quotation, or close one, for what follows.
-_MOST_PASSES: Final = 8
+# Passes over a script: what is joined or ended may open a quotation or a block, or close one, for what follows.
+_MOST_PASSES: Final = 50
 
 
 def parsed(text: str) -> Node:
-    """Return the tree of a script, its continued lines joined as a shell does.
+    r"""Return the tree of a script, its continued lines joined and its assignments ended as a shell does.
 
-    LR=1e-\\          →   LR=1e-4
+    LR=1e-\     →   LR=1e-4
     4
+
+    A=1 B=2     →   A=1 B=2;
+    C=3             C=3;        without these, the parser takes both lines for the environment of a program `if`
+    if …            if …
     """
     source = text.encode()
     joints: list[int] = []
+    ends: set[int] = set()
     for _ in range(_MOST_PASSES):
-        tree = _tree(source, joints)
+        tree = _tree(source, joints, ends)
         before = joints
         joints = []
         for match in _JOINTS.finditer(source):
             if not _is_literal(tree, match.start(1)):
                 joints += range(match.start(1), match.end(), 2)
-        if joints == before:
+        if joints != before:
+            continue
+        found = set(_open_ends(tree, source, joints)) - ends
+        if not found:
             break
+        ends |= found
     return tree
 
 
-def _tree(source: bytes, joints: Sequence[int]) -> Node:
-    """Return the tree of a source without the two bytes at each joint."""
-    language = Language(tree_sitter_bash.language())
-    if not joints:
-        return Parser(language).parse(source).root_node
+def _tree(source: bytes, joints: Sequence[int], ends: Collection[int]) -> Node:
+    """Return the tree of a source without the two bytes at each joint, and with a semicolon at each end."""
     ranges = []
     begin = 0
     first = Point(0, 0)
     row = 0
     marked = bytearray(source)
-    for joint in [*joints, len(source)]:
-        row += source.count(b"\n", begin, joint)
-        line_start = source.rfind(b"\n", 0, joint) + 1
-        ranges.append(Range(first, Point(row, joint - line_start), begin, joint))
-        marked[joint : joint + 2] = _JOINED.encode()
-        row += 1
-        begin = joint + 2
-        first = Point(row, 0)
+    # The parser counts lines by what it reads: it is told where each piece begins.
+    for cut in sorted([*joints, *ends, len(source)]):
+        row += source.count(b"\n", begin, cut)
+        behind = cut
+        if cut in ends:
+            marked[cut : cut + 1] = b";"
+            behind += 1
+        line_start = source.rfind(b"\n", 0, cut) + 1
+        ranges.append(Range(first, Point(row, behind - line_start), begin, behind))
+        begin = behind
+        if cut not in ends:
+            marked[cut : cut + 2] = _JOINED.encode()
+            begin += 2
+        if source[cut:begin].endswith(b"\n"):
+            row += 1
+        first = Point(row, begin - source.rfind(b"\n", 0, begin) - 1)
+    language = Language(tree_sitter_bash.language())
     return Parser(language, included_ranges=ranges).parse(bytes(marked[: len(source)])).root_node
+
+
+def _open_ends(tree: Node, source: bytes, joints: Sequence[int]) -> Iterator[int]:
+    """Yield where a semicolon belongs: behind assignments whose line ends before the name of their command."""
+    joined_bytes = {*joints, *(joint + 1 for joint in joints)}
+    for node in all_below(tree):
+        if node.type != "command":
+            continue
+        parts = [child for child in node.children if child.type != "comment"]
+        for part, following in pairwise(parts):
+            if part.type == "command_name":
+                break
+            between = range(part.end_byte, following.start_byte)
+            read = [place for place in between if place not in joined_bytes]
+            if any(source[place] == ord("\n") for place in read):
+                yield read[0]
+
+
+def all_below(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it."""
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += node.children
 
 
 def _is_literal(tree: Node, start: int) -> bool:
@@ -90,7 +131,7 @@ def text_of(node: Node) -> str:
 
 
 def joined(source: bytes) -> str:
-    """Return a piece of the source, its continued lines joined."""
+    """Return a piece of the source its continued lines joined."""
     return source.decode().replace(_JOINED, "")
 
 

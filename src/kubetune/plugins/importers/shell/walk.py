@@ -83,8 +83,7 @@ class Walk:
             case "file_redirect":
                 self.commands.redirect(node)
             case "ERROR":
-                why = "cannot be parsed, so what it does is not known"
-                self.commands.script.unread[line_of(node)] = why
+                self.commands.doubt_all(f"depends on line {line_of(node)}, which cannot be parsed")
             case other if other not in _SILENT:
                 # Groups, and commands with redirections.
                 self.all(node.named_children)
