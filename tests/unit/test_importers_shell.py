@@ -275,6 +275,23 @@ WORDS = [
     "$N x$N $N$N $N'' x$N'y' $N$S\"$N\" ''",
 ]
 
+# Conditions, of which each is decided as bash does, or not at all.
+DECIDED = [
+    "[ 10 \\> 9 ]", "[ 10 \\< 9 ]", "[ 9 '>' 10 ]", '[ b ">" a ]', "test 10 \\> 9", "test 10 \\< 9", "[ Z \\< a ]",
+    "[ é \\> z ]", "[ ! 10 \\> 9 ]", "! [ 10 \\> 9 ]", "[ 10 -gt 9 ]", "test 10 -gt 9", "[ ! 10 -gt 9 ]", "[ a == a ]",
+    "[ a '=' b ]", "[ a \\= a ]", "test a == b", "[ a != b ]", "[ ! = ! ]", "[ ! ]", "[ ! '' ]", "[ ]", "test", "[ '' ]",
+    "[ -z ]", "[ -n '' ]", "[ ! -z '' ]", "[ -n $E ]", "[ -z $E ]", '[ -n "$E" ]', "[ -z \"$E\" ]", "[ $E ]", "[ $O -gt 9 ]",
+    "[[ $E == '' ]]", "[[ -z $E ]]", "[[ $W == 'x y' ]]", "[[ ! -n $E ]]", '[ "$W" = "x y" ]', "[ x$O = x10 ]",
+    "[ a = b ] || [ 10 \\> 9 ]",
+]  # fmt: skip
+UNDECIDED = [
+    "[[ 10 > 9 ]]", "[[ 10 < 9 ]]", "[ a > b ]", "[ a -nt b ]", "[ a -ot b ]", "[ a -ef a ]", "[[ a =~ a ]]", "[ a =~ a ]",
+    "[ \\( a = b \\) ]", "[ a = a -a b = c ]", "[ a -a '' ]", "[ a -o '' ]", "[ $W = 'x y' ]", "[ $E = '' ]", "[ a \\>= b ]",
+    "[ a = b", "test a = b ]", "[ 010 -eq 8 ]", "[ {a,b} = a ]", "[ a* = a ]", "[ a = [a] ]", "[ -f x ]", "[ -f x -o a ]",
+    "A=1 [ a = a ]", "[ x$W = 'x y' ]", "[a = a]", "[ ~ = /root ]", "[ $1 \\> 9 ]", "[ a = $'\\x61' ]", "[ a ]]",
+    "[ 10 \\> ]",
+]  # fmt: skip
+
 
 def certain_value(script: str) -> str | None:
     """Return what the walk says of --learning_rate; None if that is not certain."""
@@ -299,6 +316,15 @@ def test_no_value_is_certain_that_bash_does_not_give(script: str, tmp_path: Path
 @pytest.mark.parametrize("script", PLAIN)
 def test_plain_scripts_stay_certain(script: str, tmp_path: Path) -> None:
     assert certain_value(script) == value_of_bash(script, tmp_path)
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@pytest.mark.parametrize("condition", DECIDED + UNDECIDED)
+def test_conditions_hold_as_in_bash(condition: str, tmp_path: Path) -> None:
+    script = f"E='' W='x y' O=10\nLR=1\nif {condition}; then LR=2; fi"
+    told = certain_value(script)
+    assert told in (None, value_of_bash(script, tmp_path))
+    assert (told is None) == (condition in UNDECIDED)
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")

@@ -25,7 +25,7 @@ from kubetune.plugins.importers.shell.state import (
 from kubetune.plugins.importers.shell.values import Values
 
 _MOST_COMMANDS: Final = 10_000
-_QUIET_COMMANDS: Final = ("echo", "printf", "set", "trap", "shift", "wait")
+_QUIET_COMMANDS: Final = ("[", "echo", "printf", "set", "shift", "test", "trap", "wait")
 
 
 class Commands:

@@ -14,6 +14,10 @@ from tree_sitter import Language, Node, Parser, Point, Range
 _JOINTS: Final = re.compile(rb"(?<!\\)(?:\\\\)*((?:\\\n)+)")
 # What a joint becomes in the source, whose lines keep their numbers. The parser never sees it.
 _JOINED: Final = "\0\n"
+# `[` is a command like any other. The grammar takes its words for an expression, and not all that a shell takes, such
+# as `[ 10 \> 9 ]`; under another name they stay words.
+_BRACKET: Final = re.compile(rb"(?<![^\s;&|(`])\[(?=[ \t]|\\\n)")
+_RENAMED: Final = "\1"
 # Where a shell keeps backslashes, as it does in a here-document whose end is quoted.
 _LITERAL: Final = ("ansi_c_string", "comment", "raw_string")
 _QUOTED_END: Final = re.compile(r"""<<-?\s*\w*["'\\]""")
@@ -31,7 +35,7 @@ def parsed(text: str) -> Node:
     C=3             C=3;        without these, the parser takes both lines for the environment of a program `if`
     if …            if …
     """
-    source = text.encode()
+    source = _BRACKET.sub(_RENAMED.encode(), text.encode())
     joints: list[int] = []
     ends: set[int] = set()
     for _ in range(_MOST_PASSES):
@@ -131,8 +135,8 @@ def text_of(node: Node) -> str:
 
 
 def joined(source: bytes) -> str:
-    """Return a piece of the source its continued lines joined."""
-    return source.decode().replace(_JOINED, "")
+    """Return a piece of the source as the script has it, its continued lines joined."""
+    return source.decode().replace(_JOINED, "").replace(_RENAMED, "[")
 
 
 def field_of(node: Node, name: str) -> str:

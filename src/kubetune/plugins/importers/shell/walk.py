@@ -16,7 +16,7 @@ from kubetune.plugins.importers.shell.state import merged
 from kubetune.plugins.importers.shell.values import Values
 
 # Commands before `&&` that ask something; others prepare what follows them.
-_QUESTIONS: Final = ("test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
+_QUESTIONS: Final = ("[", "test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
 _SILENT: Final = ("comment", "test_command", "heredoc_body", "word")
 # A condition that is not known, and the walk of what depends on it.
 Branch = tuple[str, Callable[[], None]]
