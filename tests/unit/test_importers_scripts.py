@@ -209,6 +209,16 @@ def test_a_script_without_a_call_says_what_stands_before(
         import_config(file)
 
 
+@pytest.mark.parametrize("rest", ["--lora_rank 4", "trainer.lora_rank=4", "+trainer.lora_rank=4"])
+def test_arguments_that_no_shell_joins_are_named(rest: str, tmp_path: Path) -> None:
+    """Published scripts have it: `\\` with a comment behind it ends the command."""
+    file = tmp_path / "a.sh"
+    call = "swift sft --model a/b --dataset org/chats --use_hf true"
+    file.write_text(f"{call} \\  # [4, 8]\n  {rest} \\\n --max_length 9\n")
+    notes = {note.key: note.text for note in import_config(file).of("approximated")}
+    assert notes["line 2"].startswith(f"{rest.split()[0]}: begins a command of its own")
+
+
 def test_what_is_not_followed_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.sh"
     file.write_text(

@@ -26,6 +26,8 @@ from kubetune.plugins.importers.shell.values import Values
 
 _MOST_COMMANDS: Final = 10_000
 _QUIET_COMMANDS: Final = ("[", "echo", "printf", "set", "shift", "test", "trap", "wait")
+# `--seed 1` and `trainer.seed=1` are no programs.
+_ARGUMENT: Final = re.compile(r"-|[+~]*[\w./]+=")
 
 
 class Commands:
@@ -95,6 +97,10 @@ class Commands:
         elif program in BUILTINS and program != field_of(node, "name"):
             # A variable stands for the builtin, of which `beyond` has seen nothing.
             self.doubt_all(f"`{program}` may set anew (line {line})")
+        elif _ARGUMENT.match(program):
+            self.script.unread[line] = (
+                f"{program}: begins a command of its own; a backslash joins lines only as the last character of one"
+            )
         elif program and program not in _QUIET_COMMANDS:
             self.keep(line, environment + called)
 
