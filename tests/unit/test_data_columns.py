@@ -647,7 +647,7 @@ def test_a_second_answer_is_never_part_of_the_prompt(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     "name",
-    ["steps", "analysis", "sql_explanation", "feedback", "critiques", "answer_2"],
+    ["steps", "analysis", "sql_explanation", "feedback", "critiques", "answer_2", "generations"],
 )
 def test_what_belongs_to_the_answer_is_never_advised_for_the_prompt(name: str) -> None:
     row = {"question": "Who is it?", "answer": "It is the man.", name: "He came by the road."}
@@ -658,6 +658,21 @@ def test_what_belongs_to_the_answer_is_never_advised_for_the_prompt(name: str) -
         {},
         "Write it into the answer, if it is to be learned",
     )
+
+
+def test_weights_of_rows_are_named() -> None:
+    """A number that other tools train by is no id; a weight that is to be predicted has no answer beside it."""
+    for name, answer in (("weight", "output"), ("loss_weight", "output"), ("weight", "")):
+        seen = Columns()
+        for number in range(60):
+            value = {"instruction": f"What is {number}?", name: 0.5 + number / 100}
+            if answer:
+                value[answer] = f"It is {number}."
+            seen.note(name, value, {}, [str(value["instruction"])])
+        (column,) = left_out(seen.to_json(60), "x.jsonl")
+        assert column.what == "numbers"
+        assert column.is_decisive == bool(answer)
+        assert ("Every row counts the same" in column.advice) == bool(answer)
 
 
 def test_tests_of_an_answer_are_for_rewards() -> None:

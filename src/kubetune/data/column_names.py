@@ -46,8 +46,11 @@ _METADATA: Final = frozenset((
 _FORMS: Final = frozenset(("raw", "html", "xml", "markup", "markdown", "rtf"))
 # Words of names of texts that are written with an answer or about it, and that no question is about.
 _BESIDE_ANSWERS: Final = frozenset((
-    *ANSWERS, "reply", "step", "analysis", "explanation", "feedback", "critique", "test", "assert",
+    *ANSWERS, "reply", "step", "analysis", "explanation", "feedback", "critique", "test", "assert", "generation",
+    "generated", "prediction",
 ))  # fmt: skip
+# Names of numbers by which other tools let a row count more or less.
+_WEIGHTS: Final = frozenset(("weight", "loss_weight", "loss_scale", "sample_weight"))
 # Words of names of answers that are not to be learned.
 _BAD: Final = frozenset((
     "rejected", "dispreferred", "loser", "worse", "bad", "wrong", "incorrect", "negative", "non", "unsafe",
@@ -89,6 +92,11 @@ def names_test(name: str) -> bool:
 def names_metadata(name: str) -> bool:
     """True if a column is called like an id, a date, a split, a language or a size."""
     return not _METADATA.isdisjoint(words_of_name(name))
+
+
+def names_weight(name: str) -> bool:
+    """True if a column is called like the weight of a row: `sample_weight`."""
+    return "_".join(words_of_name(name)) in _WEIGHTS
 
 
 def names_split(name: str) -> bool:

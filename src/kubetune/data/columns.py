@@ -26,6 +26,7 @@ from kubetune.data.column_names import (
     names_subject,
     names_test,
     names_thought,
+    names_weight,
     words_of_name,
 )
 
@@ -501,7 +502,8 @@ class ColumnFacts:
             # A language or an origin parts the records as a class does.
             is_group = name not in PROMPTS and self._has_few_values(records, _FEWEST_NAMED)
             return "group" if is_group and not name.startswith(_OF_MESSAGES) else "other"
-        if self._may_be_predicted(records):
+        is_weight = bool(self.answer) and names_weight(name) and self.numbers == self.records
+        if is_weight or self._may_be_predicted(records):
             return "number"
         return "text" if is_text else "other"
 
@@ -662,7 +664,9 @@ def left_out(
             advice = _use_of_classes(name, of_column, path)
             yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_decisive)
         elif meaning == "number":
-            yield LeftOut(name, meaning, "numbers", _use_of_numbers(name, of_column, path))
+            advice = _use_of_numbers(name, of_column, path)
+            is_weight = bool(of_column["answer"]) and names_weight(name)
+            yield LeftOut(name, meaning, "numbers", advice, is_weight)
         else:
             is_decisive = meaning == "subject" or name in PROMPTS or name in ANSWERS
             what = "a text" if of_column["is_plain"] else "texts in lists or objects"
@@ -699,6 +703,8 @@ def _left_of_prompt(name: str, meaning: Meaning, values: int) -> LeftOut:
 
 def _use_of_numbers(name: str, of_column: Mapping[str, Any], path: str) -> str:
     """Return what would use numbers beside a text."""
+    if of_column["answer"]:
+        return "Every row counts the same; a whole source of `data.train` may have a `weight`"
     words = in_words({"text": of_column["text"], "label": name})
     return (
         f"`kubetune init {shell_word(path)} --task sequence_classification {words}` learns to "
