@@ -21,6 +21,7 @@ from kubetune.config.schema.evaluation import (
 from kubetune.data.text.answer_targets import without_thoughts
 from kubetune.rundir import metrics as run_files
 from kubetune.scoring import metrics, own_functions, statistics, verdict
+from kubetune.scoring.comparison import Answered, compare_answers, turned
 from kubetune.scoring.verdict import is_met
 
 
@@ -360,3 +361,22 @@ def test_a_verdict_compares_no_sums_of_different_rewards(
     assert "reward 1.13" not in caplog.text
     assert "loss 0.5 → 0.4" in caplog.text
     assert run_files.read_verdict(tmp_path, 7)["best"]["eval_reward"] is None
+
+
+def test_answers_to_the_same_question_are_each_in_one_pair() -> None:
+    def answered(row: int, score: float) -> Answered:
+        return Answered(row, "Which?", "a", f"row {row}", {"exact_match": score})
+
+    # Three records that differ in their images alone.
+    same = [answered(row, score) for row, score in ((1, 1.0), (2, 0.0), (3, 1.0))]
+    (measured,) = compare_answers(same, same)
+    assert (measured.rows, measured.before, measured.after) == (3, 2 / 3, 2 / 3)
+    assert (measured.paired.gained, measured.paired.lost) == (0, 0)
+    assert turned(same, same, "exact_match", 5) == {"gained": [], "lost": []}
+    # Where the time ran out, the rows that both were asked are compared.
+    (measured,) = compare_answers(same, same[1:])
+    assert (measured.rows, measured.before, measured.after) == (2, 0.5, 0.5)
+    # Of other evaluation data the rows are others.
+    moved = [answered(row + 7, score) for row, score in ((1, 1.0), (2, 0.0), (3, 1.0))]
+    (measured,) = compare_answers(same, moved)
+    assert (measured.rows, measured.paired.gained, measured.paired.lost) == (3, 0, 0)

@@ -26,6 +26,7 @@ Interval = tuple[float, float]
 class Answered:
     """One question and what a model answered."""
 
+    row: int  # of the evaluation data
     prompt: str
     reference: str
     answer: str
@@ -85,8 +86,15 @@ def read_answers(run_dir: Path, step: int) -> list[Answered]:
         if line["row"] in questions:
             # Answers to a question that was lost cannot be compared.
             question = questions[line["row"]]
-            prompt = question["prompt"]
-            answers.append(Answered(prompt, question["reference"], line["answer"], line["scores"]))
+            answers.append(
+                Answered(
+                    question["row"],
+                    question["prompt"],
+                    question["reference"],
+                    line["answer"],
+                    line["scores"],
+                )
+            )
 
     return answers
 
@@ -96,11 +104,36 @@ def _pairs(
 ) -> list[tuple[Answered, Answered]]:
     """Return both models' answers to the questions that both were asked."""
     # By the question and not by its row: two runs may have different evaluation data, of which some are the same.
-    first = {answered.question: answered for answered in before}
+    first = _by_question(before)
     pairs = []
+    for question, answers in _by_question(after).items():
+        pairs += _matched(first.get(question, []), answers)
+    return pairs
+
+
+def _by_question(answers: Sequence[Answered]) -> dict[tuple[str, str], list[Answered]]:
+    """Return the answers to each question. Records that differ in an image alone ask the same one."""
+    by_question: dict[tuple[str, str], list[Answered]] = {}
+    for answered in answers:
+        by_question.setdefault(answered.question, []).append(answered)
+    return by_question
+
+
+def _matched(
+    before: Sequence[Answered], after: Sequence[Answered]
+) -> list[tuple[Answered, Answered]]:
+    """Return pairs of answers to one question, each answer in one pair: those of the same row, the others in order."""
+    #     before  rows 4 7 9      after  rows 7 9 12      →  7 7, 9 9, 4 12
+    left = {answered.row: answered for answered in before}
+    pairs = []
+    others = []
     for answered in after:
-        if answered.question in first:
-            pairs.append((first[answered.question], answered))
+        if answered.row in left:
+            pairs.append((left.pop(answered.row), answered))
+        else:
+            others.append(answered)
+    # One of both may have been asked more often.
+    pairs += zip(left.values(), others, strict=False)
     return pairs
 
 
@@ -179,6 +212,7 @@ def turned(
     changes = []
     for first, second in _pairs(before, after):
         facts = asdict(second) | {"before": first.answer}
+        del facts["row"]
         changes.append((second.scores[name] - first.scores[name], facts))
     changes.sort(key=lambda change: change[0])
 
