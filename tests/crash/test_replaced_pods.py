@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -16,6 +18,7 @@ from kubetune.rundir.checkpoints import State
 from kubetune.rundir.report import read_report
 from tests import toy
 from tests.gang import SECONDS, Gang, Restarts
+from tests.ranks import wait_until
 
 # Nobody may wait for it: tests wait far less.
 TIMEOUT = 900.0
@@ -102,6 +105,26 @@ def test_a_pod_that_is_replaced_costs_one_start(
         gang.run_to_end()
     # What was replaced itself, and once all others.
     assert all(starts <= 3 for starts in gang.starts), gang.all_printed()
+    assert toy.digests(run_dir) == uninterrupted(config, 2)
+    assert_done(run_dir)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_slow_to_end_loses_no_end_to_the_next_start(
+    run_dir: Path, config: Config, uninterrupted: Whole
+) -> None:
+    """Node 0 comes back, and clears the ends of all ranks, before the agent of node 1 has read that of its own."""
+    told = run_dir / "logs" / "rank-1.exit.json"
+    with Gang(run_dir, 2) as gang:
+        gang.start_all({0: {"KUBETUNE_FAULT": "signal 19:write report.json:1:0"}})
+        gang.wait_until_stopped(0)
+        wait_until(told.exists, SECONDS)
+        os.kill(gang.pid(1), signal.SIGSTOP)
+        gang.replace(0)
+        wait_until(lambda: not told.exists(), SECONDS)
+        os.kill(gang.pid(1), signal.SIGCONT)
+        gang.run_to_end()
+    assert gang.codes[1] == [errors.OK]
     assert toy.digests(run_dir) == uninterrupted(config, 2)
     assert_done(run_dir)
 

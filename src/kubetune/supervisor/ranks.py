@@ -12,7 +12,7 @@ from kubetune.base import cgroup, processes, reminders
 from kubetune.config.naming import RESOLVED
 from kubetune.rundir import exit_status, heartbeat
 from kubetune.rundir.exit_status import Death, ExitStatus
-from kubetune.supervisor import oom
+from kubetune.supervisor import oom, over
 from kubetune.supervisor.node import Node
 from kubetune.supervisor.rank_environment import ONLY_RANK, environment
 
@@ -90,6 +90,12 @@ def run_torchrun(node: Node, where: list[str], environ: Mapping[str, str]) -> li
 
 def judge(node: Node, deaths: list[Death], began: float, kills: int | None) -> ExitStatus:
     """Return the verdict on the end of the ranks. `kills`: `cgroup.oom_kills()` before they started, at `began`."""
+    if node.place.node and not deaths:
+        # What these ranks wrote may be gone: node 0, started again for the report alone, clears it for all.
+        step = over.last_step(node.run_dir)
+        if step is not None:
+            return ExitStatus(errors.OK, exit_status.DONE, step)
+
     frozen = heartbeat.find_frozen(node.run_dir, deaths, began)
     statuses = exit_status.read_rank_exit_statuses(node.run_dir)
     status = exit_status.judge(
