@@ -14,40 +14,50 @@ window.drawCharts = () => {
   let onPaper = false;
   const colours = 12;
   const dashes = [[], [8, 4], [2, 3], [10, 3, 2, 3], [14, 5], [5, 5, 1, 5], [1, 5], [12, 3, 3, 3, 3, 3]];
-  const lookedBack = [0, 1 / 320, 1 / 160, 1 / 80, 1 / 40, 1 / 20, 1 / 10];
+  const parts = [0, 1 / 320, 1 / 160, 1 / 80, 1 / 40, 1 / 20, 1 / 10]; // of a curve that a value is the mean of
 
   const byId = (id) => document.getElementById(id);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const ofLine = (line) => colour(`--c${line.colour % colours}`);
 
-  const inUnits = (value) => {
+  const inUnits = (value, digits = 4) => {
     let unit = 0;
     while (Math.abs(value) >= 1024 && unit < 4) { value /= 1024; unit += 1; }
-    return `${Number(value.toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+    return `${Number(value.toPrecision(digits))} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
   };
   const write = {
     fixed: (v) => String(Math.abs(v) < 1e-6 ? 0 : Number(v.toPrecision(4))),
-    exponent: (v) => (v === 0 ? "0" : Number(v.toPrecision(3)).toExponential()),
+    exponent: (v, digits = 3) => (v === 0 ? "0" : Number(v.toPrecision(digits)).toExponential()),
     short: (v) => Math.round(v).toLocaleString("en"),
     bytes: inUnits,
-    percent: (v) => `${Number((100 * v).toPrecision(4))} %`,
+    percent: (v, digits = 4) => `${Number((100 * v).toPrecision(digits))} %`,
   };
-  const inThousands = (v) => (Math.abs(v) >= 10000 ? `${Number((v / 1000).toPrecision(4))}k` : String(Number(v.toPrecision(6))));
-  const onAxis = { ...write, short: inThousands, fixed: (v) => String(Number(v.toPrecision(6))) };
+  const plain = (v, digits) => String(Number(v.toPrecision(digits)));
+  const onAxis = { ...write, short: (v, digits) => (Math.abs(v) >= 10000 ? `${plain(v / 1000, digits)}k` : plain(v, digits)), fixed: plain };
+  // With as many digits as tell them apart: no two places of an axis have the same name.
+  const ticks = (at, unit, digits = 6) => {
+    const texts = at.map((v) => (v === null ? "" : onAxis[unit](v, digits)));
+    const known = texts.filter(Boolean);
+    return digits < 15 && new Set(known).size < known.length ? ticks(at, unit, digits + 1) : texts;
+  };
   const onX = (v) => xName === "share" ? `${Number(v.toPrecision(3))} %` : (Math.abs(v) >= 1e6 ? `${Number((v / 1e6).toPrecision(4))}M` : Number(v.toPrecision(6)).toLocaleString("en"));
   const binary = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
-  // Each value is the mean of what lies before it, the nearer the more; the weights sum to one from the first on.
+  // Each value is the mean of those around it, of as many before it as after it, so that a curve turns where its values do
+  // and ends where they end. Of few values each is shown as it is.
+  const leastSmoothed = 50;
+  const knownOf = (values) => values.filter((v) => v !== null).length;
   const smooth = (values) => {
-    const span = smoothing ? Math.max(2, values.filter((v) => v !== null).length * lookedBack[smoothing]) : 1;
-    const keep = 1 - 1 / span;
-    let [total, weight] = [0, 0];
-    return values.map((value) => {
-      if (value === null) return null;
-      total = keep * total + (1 - keep) * value;
-      weight = keep * weight + (1 - keep);
-      return total / weight;
+    const known = [...values.keys()].filter((i) => values[i] !== null);
+    const sums = [0];
+    for (const i of known) sums.push(sums.at(-1) + values[i]);
+    const most = Math.max(1, Math.round((known.length * parts[smoothing]) / 2));
+    const result = [...values];
+    known.forEach((i, at) => {
+      const side = Math.min(most, at, known.length - 1 - at);
+      result[i] = (sums[at + side + 1] - sums[at - side]) / (2 * side + 1);
     });
+    return result;
   };
 
   // Where a run was after `step` steps: tokens, epochs or hours, between what is known of the steps around.
@@ -75,17 +85,15 @@ window.drawCharts = () => {
     return longest > 3 ? [1, "h"] : longest > 0.05 ? [60, "min"] : [3600, "s"];
   };
 
-  // `mostAlone`: points beside a curve of training that no line joins.
-  const [mostPoints, mostAlone, mostPale] = [40, 12, 6];
+  const [mostPoints, mostPale] = [40, 6];
   // The lines of a chart as they are drawn now: smoothed, and of these after all others the values themselves, pale.
   const linesOf = (chart) => {
-    const isMixed = chart.lines.some((line) => line.kind === "smooth");
     const lines = chart.lines.map((line, i) => {
-      const count = chart.data[i + 1].filter((v) => v !== null).length;
-      const isPoints = line.kind === "points" && count <= mostPoints;
-      return { ...line, of: i, isPoints, isAlone: isPoints && isMixed && count <= mostAlone, values: line.kind === "smooth" ? smooth(chart.data[i + 1]) : chart.data[i + 1] };
+      const values = chart.data[i + 1];
+      const isSmooth = line.kind === "smooth" && smoothing > 0 && knownOf(values) >= leastSmoothed;
+      return { ...line, of: i, isSmooth, isPoints: line.kind === "points" && knownOf(values) <= mostPoints, isBeside: chart.lines[0].kind === "smooth", values: isSmooth ? smooth(values) : values };
     });
-    const pale = smoothing ? lines.filter((line) => line.kind === "smooth") : [];
+    const pale = lines.filter((line) => line.isSmooth);
     return pale.length > mostPale ? lines : [...lines, ...pale.map((line) => ({ ...line, kind: "pale", values: chart.data[line.of + 1] }))];
   };
   // All charts begin and end at the same place, so that they can be read below each other.
@@ -105,16 +113,15 @@ window.drawCharts = () => {
     }));
   };
 
-  // Points of a second measure are hollow: a dashed line between points far apart would draw what nobody measured.
+  // Points of a second measure are hollow, and the line that joins points beside a curve is pale: it draws what nobody measured.
   const series = (line, isHidden) => {
     const stroke = ofLine(line);
-    const count = line.values.filter((v) => v !== null).length;
     const dash = line.isPoints ? [] : dashes[(line.dash ?? 0) % dashes.length];
-    const common = { label: line.label, stroke, width: 2, dash, show: !isHidden, spanGaps: true, points: { show: count === 1, size: 7 } };
+    const common = { label: line.label, stroke, width: 2, dash, show: !isHidden, spanGaps: true, points: { show: knownOf(line.values) === 1, size: 7 } };
     switch (line.kind) {
       case "pale": return { ...common, stroke: `${stroke}48`, width: 1, dash: [], points: { show: false } };
       case "edge": return { ...common, stroke: "transparent", width: 0, points: { show: false } };
-      case "points": return { ...common, width: 1.5, ...(line.isAlone ? { paths: () => null } : {}),
+      case "points": return { ...common, ...(line.isBeside ? { stroke: `${stroke}70`, width: 1 } : { width: 1.5 }),
         points: { show: line.isPoints, size: 8, width: 2, stroke, fill: line.mark && line.dash ? colour("--panel") : stroke } };
       default: return common;
     }
@@ -199,8 +206,9 @@ window.drawCharts = () => {
       if (["edge", "pale"].includes(line.kind) || value == null || !plot.series[i + 1].show) return;
       const band = chart.bands.find(([high]) => high === i + 2);
       const range = band ? ` (${band.map((part) => write[chart.unit](plot.data[part][at])).reverse().join(" to ")})` : "";
-      const raw = plot.data[lines.findIndex((other) => other.kind === "pale" && other.of === i) + 1]?.[at];
-      add(line, line.label, write[chart.unit](value) + (range || (lines.length > chart.lines.length && line.kind === "smooth" && raw != null ? ` (raw ${write[chart.unit](raw)})` : "")));
+      const pale = lines.findIndex((other) => other.kind === "pale" && other.of === i);
+      const raw = pale < 0 ? null : plot.data[pale + 1][at];
+      add(line, line.label, write[chart.unit](value) + (range || (raw == null ? "" : ` (raw ${write[chart.unit](raw)})`)));
     });
     for (const mark of chart.markers) if (reached(0, mark.step) === x) add(null, mark.text, "");
     box.replaceChildren(...rows);
@@ -213,8 +221,9 @@ window.drawCharts = () => {
   };
 
   const yScale = (index) => (scales.get(index) ? { distr: 3 }
-    // Equal shares, such as zeros, lie on an axis of all shares.
-    : { range: (u, low, high) => (charts[index].unit === "percent" && low === high ? [0, 1] : uPlot.rangeNum(low, high, 0.06, true)) });
+    // Equal shares, such as zeros, lie on an axis of all shares, and what memory changes by a few bytes is no slope.
+    : { range: (u, low, high) => (charts[index].unit === "percent" && low === high ? [0, 1]
+      : uPlot.rangeNum(low, charts[index].unit === "bytes" ? Math.max(high, 1.05 * low) : high, 0.06, true)) });
 
   const draw = (index) => {
     const chart = charts[index];
@@ -225,6 +234,7 @@ window.drawCharts = () => {
       ticks: { stroke: colour("--grid"), width: 1 }, font: "12px Inter, system-ui, sans-serif", labelFont: "12px Inter, system-ui, sans-serif" };
     const lines = linesOf(chart);
     const columns = columnsOf(chart, lines);
+    if (lines.some((line) => line.isSmooth)) byId("smoothing").parentElement.hidden = false;
     const plot = new uPlot({
       width: onPaper ? 330 : Math.max(200, place.clientWidth),
       height: place.closest(":fullscreen") ? innerHeight - 190 : onPaper ? 190 : place.closest(".hero") ? Math.min(400, Math.max(200, place.clientHeight)) : place.closest(".pane") || innerWidth < 600 ? 200 : 250,
@@ -238,9 +248,9 @@ window.drawCharts = () => {
         { ...axis, space: 60, size: 34, labelSize: 16, label: byId("x-axis").selectedOptions[0].textContent + (xName === "time" ? `, ${unitOfTime()[1]}` : ""),
           values: (u, at) => at.map((v) => (Number.isInteger(v) || !["step", "tokens"].includes(xName) ? onX(v) : "")) },
         // A name that is over the chart already, or longer than the axis, is left out.
-        { ...axis, ...(chart.axis === chart.title || chart.axis.length > 34 ? {} : { label: chart.axis }), size: chart.unit === "bytes" ? 78 : 62,
+        { ...axis, ...(chart.axis === chart.title || chart.axis.length > 34 ? {} : { label: chart.axis }), size: (u, texts) => Math.max(62, ...(texts ?? []).map((text) => 14 + 7 * text.length)),
           ...(chart.unit === "bytes" && !scales.get(index) ? { incrs: binary } : {}),
-          values: (u, at) => at.map((v) => (v === null ? "" : onAxis[chart.unit](v))) },
+          values: (u, at) => ticks(at, chart.unit) },
       ],
       cursor: { sync: { key: "steps" }, y: false, points: { size: 8 }, focus: { prox: -1 } },
       legend: { show: false },
@@ -318,9 +328,8 @@ window.drawCharts = () => {
       const plot = drawn.get(index);
       const count = plot.data[0].length;
       const at = plot.cursor.idx ?? -1;
-      const stride = event.shiftKey ? Math.max(1, Math.round(count / 20)) : 1;
       const keys = {
-        ArrowRight: () => move(plot, at + stride), ArrowLeft: () => move(plot, at - stride),
+        ArrowRight: () => move(plot, at + 1), ArrowLeft: () => move(plot, at - 1),
         PageUp: () => move(plot, at + Math.ceil(count / 20)), PageDown: () => move(plot, at - Math.ceil(count / 20)),
         Home: () => move(plot, 0), End: () => move(plot, count - 1),
         "+": () => zoom(plot, 0.5), "-": () => zoom(plot, 2),
@@ -345,7 +354,7 @@ window.drawCharts = () => {
   byId("x-axis").addEventListener("change", (event) => { xName = event.target.value; drawAll(); });
   byId("smoothing").addEventListener("input", (event) => {
     smoothing = Number(event.target.value);
-    const amount = smoothing ? `over ${Number((100 * lookedBack[smoothing]).toPrecision(2))} % of the curve` : "off";
+    const amount = smoothing ? `over ${Number((100 * parts[smoothing]).toPrecision(2))} % of the curve` : "off";
     byId("smoothed").textContent = amount + (smoothing ? "; pale: unsmoothed" : "");
     event.target.setAttribute("aria-valuetext", amount);
     charts.forEach((chart, index) => { if (chart.lines.some((line) => line.kind === "smooth")) draw(index); });
