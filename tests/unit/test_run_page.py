@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import pytest
 from kubetune.config.resolved import read_config
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
-from kubetune.rundir import metrics
+from kubetune.reporting.beside.classes import classes_of, f1_by_class
+from kubetune.reporting.beside.underway import underway
+from kubetune.reporting.hero import hero
+from kubetune.reporting.reading import read_run
+from kubetune.rundir import checkpoints, metrics
 from tests import browser
 from tests.run.test_report_long import write_run
 
@@ -28,6 +33,131 @@ def planned_run(run_dir: Path, steps: int = 60) -> Path:
     plan = make_plan(read_config(run_dir), 6000, 48, 0)
     (run_dir / metrics.PLAN).write_text(plan.model_dump_json())
     return run_dir
+
+
+def keep_answers(run_dir: Path, step: int, answers: Mapping[str, tuple[str, float]]) -> None:
+    """Write what an evaluation keeps: answers with their score, by what was asked."""
+    folder = run_dir / metrics.ANSWERS
+    folder.mkdir(exist_ok=True)
+    asked, answered = list[str](), list[str]()
+    for row, (question, (answer, score)) in enumerate(answers.items()):
+        prompt = f"user\n{question}\nassistant\n"
+        asked.append(json.dumps({"row": row, "prompt": prompt, "reference": "the right one"}))
+        scores = {"exact_match": score}
+        answered.append(json.dumps({"row": row, "answer": answer, "scores": scores}))
+    (folder / "questions.jsonl").write_text("\n".join(asked) + "\n")
+    (folder / f"step-{step:06d}.jsonl").write_text("\n".join(answered) + "\n")
+
+
+def test_a_run_that_goes_on_says_what_is_next_and_what_is_safe(tmp_path: Path) -> None:
+    run_dir = planned_run(tmp_path / "a", 400)
+    (run_dir / "logs").mkdir()
+    beat = {"rank": 0, "phase": "step", "waiting": False, "step": 60}
+    times = {"time": time.time(), "since": time.time()}
+    (run_dir / "logs" / "rank-0.beat.json").write_text(json.dumps({**beat, **times}))
+    # A step takes half a second.
+    assert underway(read_run(run_dir)) == [
+        ("evaluated", "next at step 80, in about 10 s"),
+        ("saved", "nothing yet; first at step 100, in about 20 s"),
+        ("speed", "2 steps a second; done in about 3 min"),
+    ]
+    checkpoints.commit(run_dir, checkpoints.State(step=50), lambda folder: None)
+    assert underway(read_run(run_dir))[1] == (
+        "saved", "step 50, 10 steps ago; next at step 100, in about 20 s",
+    )  # fmt: skip
+    # What is known so far: how it answered before training, and after the last evaluation.
+    keep_answers(run_dir, 0, {"What is 2?": ("a moon", 0.0), "What is 3?": ("so", 0.0)})
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert shown.underway == underway(read_run(run_dir))
+    keep_answers(run_dir, 60, {"What is 2?": ("so", 0.0), "What is 3?": ("the right one", 1.0)})
+    shown = hero(read_run(run_dir))
+    assert shown is not None
+    assert shown.example == [
+        ("asked", "What is 3?"), ("before", "so"), ("now", "the right one")
+    ]  # fmt: skip
+
+
+def test_a_run_that_was_cut_off_says_what_is_lost_and_what_a_start_does(tmp_path: Path) -> None:
+    run_dir = planned_run(tmp_path / "a", 4000)
+    ended = {"code": 145, "reason": "rank 0 was killed", "step": None, "error": "RankDied"}
+    (run_dir / "exit.json").write_text(json.dumps(ended))
+    assert underway(read_run(run_dir)) == [
+        ("lost", "all 60 steps, 30 s of work: the first checkpoint comes at step 50"),
+        ("Run again", "begins anew: 4,000 steps, about 33 min"),
+    ]
+    checkpoints.commit(run_dir, checkpoints.State(step=50), lambda folder: None)
+    assert underway(read_run(run_dir)) == [
+        ("lost", "10 steps, 5 s of work: those since the checkpoint of step 50"),
+        ("Continue", "goes on after step 50: 3,950 steps are left, about 33 min"),
+    ]
+    checkpoints.commit(run_dir, checkpoints.State(step=60), lambda folder: None)
+    assert underway(read_run(run_dir))[0] == ("lost", "nothing; step 60 is saved")
+    page = write_report([run_dir], tmp_path / "page.html").read_text()
+    assert re.search(
+        r"<dt>Continue</dt><dd><span>goes on after step.60: 3,940 steps are left", page
+    )
+    # One that is done has lost nothing, and nothing before it.
+    (run_dir / "exit.json").write_text(json.dumps({**ended, "code": 0, "reason": "done"}))
+    assert underway(read_run(run_dir)) == []
+
+
+def test_all_classes_are_told_the_worst_first(tmp_path: Path) -> None:
+    evaluation = {"names": ["a", "b", "c"], "confusion": [[8, 2, 0], [1, 3, 0], [0, 0, 0]]}
+    assert f1_by_class(evaluation) == {"a": 16 / 19, "b": 6 / 9}
+    run_dir = planned_run(tmp_path / "a")
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    settings["task"] = "sequence_classification"
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+    (run_dir / metrics.EVALUATION).write_text(json.dumps(evaluation))
+    shown = classes_of(read_run(run_dir))
+    assert shown is not None
+    assert [(name, text, about) for name, _, text, about in shown.rows] == [
+        ("b", "66.7 %", "4 rows"), ("a", "84.2 %", "10 rows"), ("c", "–", "no rows")
+    ]  # fmt: skip
+    page = write_report([run_dir], tmp_path / "page.html").read_text()
+    bars = page[page.index('<table class="classes">') :].partition("</table>")[0]
+    assert re.findall(r'<th scope="row">(.)</th><td>', bars) == ["b", "a", "c"]
+    assert re.findall(r'class="bar part-(\d+)"', bars) == ["67", "84"]
+    # Without a confusion matrix it is known of what the rows are.
+    (run_dir / metrics.EVALUATION).unlink()
+    data = {"splits": {"train": {"rows": 10, "classes": {"a": 8, "b": 2}, "sources": []}}}
+    (run_dir / metrics.DATA).write_text(json.dumps(data))
+    shown = classes_of(read_run(run_dir))
+    assert shown is not None
+    assert shown.rows == [("b", 0.2, "20 %", "2 rows"), ("a", 0.8, "80 %", "8 rows")]
+
+
+def test_a_teacher_stands_beside_its_pupil_if_both_were_asked_the_same(tmp_path: Path) -> None:
+    teacher = planned_run(tmp_path / "teacher")
+    pupil = planned_run(tmp_path / "pupil")
+    settings = json.loads((pupil / "resolved.json").read_text())
+    settings |= {"task": "distill", "distill": {"teacher": str(teacher), "lmbda": 0}}
+    settings["evaluation"] = {"generate": {"metric": "exact_match"}}
+    settings["training"]["metric_for_best_model"] = "eval_exact_match"
+    (pupil / "resolved.json").write_text(json.dumps(settings))
+    at = {"schema_version": 1, "time": "2026-01-01T00:00:00Z"}
+    name = str(teacher / "checkpoints" / "step-000040")
+    event = {**at, "event": "teacher", "name": name, "digest": "d", "probe": []}
+    (pupil / metrics.EVENTS).write_text(json.dumps(event) + "\n")
+    for run_dir, values in ((teacher, {40: 0.9, 60: 0.8}), (pupil, {40: 0.2, 60: 0.5})):
+        with (run_dir / metrics.METRICS).open("a") as lines:
+            for step, value in values.items():
+                line = {"step": step, "epoch": 1.0, "eval_exact_match": value}
+                lines.write(json.dumps(line) + "\n")
+        keep_answers(run_dir, 60, {"What is 2?": ("so", 0.0)})
+    (pupil / metrics.BASE).write_text('{"metrics": {"eval_exact_match": 0.0}}')
+    shown = hero(read_run(pupil))
+    assert shown is not None
+    assert shown.guess == (90, "teacher 90 %"), "that of the checkpoint which taught"
+    assert shown.curve is not None
+    (level,) = (line for line in shown.curve.lines if line.label == "teacher")
+    assert (level.series.steps, level.series.values) == ([0, 60], [0.9, 0.9])
+    # Of other rows it would say nothing.
+    keep_answers(teacher, 60, {"What is 3?": ("so", 0.0)})
+    shown = hero(read_run(pupil))
+    assert shown is not None
+    assert shown.guess is None
 
 
 # What a chart writes on its canvas, and the points of its lines.

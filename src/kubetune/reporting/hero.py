@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, share, short
 from kubetune.config.metric_names import full_name, is_greater_better, is_share
 from kubetune.reporting import cards
+from kubetune.reporting.beside.classes import Classes, classes_of
+from kubetune.reporting.beside.kept_answers import answers_so_far
+from kubetune.reporting.beside.teacher import of_teacher
+from kubetune.reporting.beside.underway import Fact, underway
 from kubetune.reporting.chart import Chart, Line
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import Measured, before_and_after, measure, point, sureness
@@ -23,7 +26,6 @@ _BESIDE = (
 )  # fmt: skip
 _MOST_BESIDE = 2
 TRAINING_LOSS = "training loss"
-_MOST_CLASSES = 4  # that it names
 # Measures of steps that a run without evaluations is about.
 _OF_STEPS = ("reward", "divergence", "accuracy", "loss")
 _BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
@@ -60,15 +62,27 @@ class Hero:
     is_worse: bool
     beside: Sequence[Value]
     curve: Chart | None
-    # Of an answer that got better what was asked, before and after; of a classifier the classes of its rows.
+    # Of an answer that got better what was asked, before and after.
     example: Sequence[tuple[str, str]] = ()
     scale: Mapping[str, int] | None = None  # where a share lies between 0 and 100
-    # What one gets who has learned nothing: where it lies on that scale, and what it is.
+    # What a share is measured by, such as what one gets who has learned nothing: where it lies on that scale, what it is.
     guess: tuple[int, str] | None = None
+    classes: Classes | None = None
+    underway: Sequence[Fact] = ()  # of a run that is not done
 
 
 def hero(run: RunRecord) -> Hero | None:
     """Return the point of a run, or None if it has neither an evaluation nor a step."""
+    shown = _hero(run)
+    facts = underway(run)
+    if shown is None or not facts:
+        return shown
+    # A verdict comes at the end: before it, what was answered last shows how far the model is.
+    return replace(shown, underway=facts, example=shown.example or answers_so_far(run))
+
+
+def _hero(run: RunRecord) -> Hero | None:
+    """Return the point of a run, without what is before it."""
     shown = point(run)
     # What the model was before training says nothing of a run that has not been evaluated since.
     if shown is None or not shown.step:
@@ -78,21 +92,42 @@ def hero(run: RunRecord) -> Hero | None:
     beside: list[Value] = []
     for name, label in _names_beside(run):
         other = measure(run, run.of_best or run.base, name)
-        if other and other.name != shown.name and len(beside) < _MOST_BESIDE:
+        # A reward that is the metric itself is no second number.
+        is_other = other and shown.name not in (other.name, f"eval_{label}")
+        if other and is_other and len(beside) < _MOST_BESIDE:
             before, after = other.texts
             beside.append(
                 Value(label or other.label, before, after, other.is_worse, other.confidence)
             )
     before, after = shown.texts
+    taught = of_teacher(run, shown.name)
     return Hero(
         Value(_label(run, shown), before, after),
         sureness(run, shown),
         shown.is_worse,
         beside,
-        _best_curve(run, shown.name),
+        _with_teacher(_best_curve(run, shown.name), taught),
         _example(run, shown.name),
         shown.on_scale,
-        _guess(run, shown.name) if shown.on_scale else None,
+        _yardstick(run, shown.name, taught) if shown.on_scale else None,
+        classes_of(run),
+    )
+
+
+def _yardstick(run: RunRecord, name: str, taught: float | None) -> tuple[int, str] | None:
+    """Return what a share is measured by: that of the teacher, else what needs no learning."""
+    if taught is not None:
+        return round(100 * taught), f"teacher {share(taught)}"
+    return _guess(run, name)
+
+
+def _with_teacher(drawn: Chart | None, taught: float | None) -> Chart | None:
+    """Return a curve with what the teacher reaches as a level line."""
+    if drawn is None or taught is None:
+        return drawn
+    steps = [drawn.lines[0].series.steps[0], drawn.lines[0].series.steps[-1]]
+    return replace(
+        drawn, lines=[*drawn.lines, Line("teacher", Series(steps, [taught, taught]), 1, dash=1)]
     )
 
 
@@ -234,7 +269,7 @@ def _points(series: Series) -> int:
 
 
 def _example(run: RunRecord, name: str) -> list[tuple[str, str]]:
-    """Return an answer that got better, by this metric if one did, else by another; of a classifier its classes."""
+    """Return an answer that got better, by this metric if one did, else by another."""
     turned = run.verdict.get("turned") or {}
     for _, sides in sorted(turned.items(), key=lambda item: full_name(item[0]) != name):
         for line in sides.get("gained") or ():
@@ -242,32 +277,7 @@ def _example(run: RunRecord, name: str) -> list[tuple[str, str]]:
                 spoken = turns(str(line["prompt"]))
                 asked = spoken[-1]["content"] if spoken else str(line["prompt"])
                 return [("asked", asked), ("before", line["before"]), ("after", line["answer"])]
-    by_f1 = sorted(f1_by_class(run.evaluation).items(), key=lambda item: item[1])
-    if by_f1:
-        return [(name, f"F1 {share(f1)}") for name, f1 in by_f1[:_MOST_CLASSES]]
-    train = (run.data.get("splits") or {}).get("train") or {}
-    classes = train.get("classes") or {}
-    labels = sum(classes.values())
-    by_count = sorted(classes.items(), key=lambda item: -item[1])
-    return [
-        (name, f"{share(count / labels)} of the rows") for name, count in by_count[:_MOST_CLASSES]
-    ]
-
-
-def f1_by_class(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return the F1 of each class by the confusion matrix of `kubetune evaluate`; empty without one.
-
-    A row is a true class, a column a predicted one; 8 2 / 1 3 → F1 16 / 19 of the first, 6 / 9 of the second.
-    """
-    counts = evaluation.get("confusion") or []
-    by_class = {}
-    for index, name in enumerate(evaluation.get("names") or ()):
-        right = counts[index][index]
-        both = sum(counts[index]) + sum(row[index] for row in counts)
-        # A class that is neither there nor predicted has none.
-        if both:
-            by_class[str(name)] = 2 * right / both
-    return by_class
+    return []
 
 
 def facts_line(run: RunRecord, shown: Hero | None) -> list[str]:

@@ -18,7 +18,7 @@ from kubetune.rundir.intervals import highest_p, mean_interval, p_in_words, wils
 # p-values below this are told as certain; beyond it, the difference may be chance.
 _CERTAIN = 0.05
 # Metrics of answers of which each is right or wrong.
-_RIGHT_OR_WRONG = ("exact_match", "contains", "regex", "numeric", "label", "json_valid")
+RIGHT_OR_WRONG = ("exact_match", "contains", "regex", "numeric", "label", "json_valid")
 _ROUNDING = 1e-6  # of a number of rows
 # What a held-out row of a kind of record is.
 _UNITS = {"pair": "pair", "graded": "pair", "judged": "answer"}
@@ -116,7 +116,7 @@ def _rows_behind(run: RunRecord, line: Mapping[str, Any], name: str) -> int:
     if name == "eval_accuracy":
         return rows
     asked = run.config.evaluation.generate
-    if name.removeprefix("eval_") not in _RIGHT_OR_WRONG or run.config.draws_answers:
+    if name.removeprefix("eval_") not in RIGHT_OR_WRONG or run.config.draws_answers:
         return 0
     # An evaluation that stops after a time has asked fewer.
     if asked is None or asked.max_seconds is not None:
