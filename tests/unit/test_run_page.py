@@ -15,6 +15,7 @@ from kubetune.config.resolved import read_config
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
 from kubetune.reporting.beside.classes import classes_of, f1_by_class
+from kubetune.reporting.beside.kept_answers import weakest
 from kubetune.reporting.beside.underway import underway
 from kubetune.reporting.hero import hero
 from kubetune.reporting.reading import read_run
@@ -158,6 +159,43 @@ def test_a_teacher_stands_beside_its_pupil_if_both_were_asked_the_same(tmp_path:
     shown = hero(read_run(pupil))
     assert shown is not None
     assert shown.guess is None
+
+
+def test_what_is_still_wrong_is_shown_first(tmp_path: Path) -> None:
+    run_dir = planned_run(tmp_path / "a")
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    settings["training"]["metric_for_best_model"] = "eval_exact_match"
+    settings["evaluation"] = {"generate": {"metric": "exact_match"}}
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+    with (run_dir / metrics.METRICS).open("a") as lines:
+        lines.write('{"step": 60, "epoch": 1.0, "eval_loss": 1.0, "eval_exact_match": 0.5}\n')
+    assert weakest(read_run(run_dir)) is None
+    answers = {f"What is {n}?": (f"no {n}", float(n > 6)) for n in range(14)}
+    keep_answers(run_dir, 60, answers)
+    shown = weakest(read_run(run_dir))
+    assert shown is not None
+    assert (shown.metric, shown.wrong, shown.rows, len(shown.lines)) == ("exact_match", 7, 14, 6)
+    changed = {
+        "prompt": "user\nWho?\nassistant\n",
+        "reference": "you",
+        "before": "I",
+        "answer": "you",
+    }
+    turned = {"exact_match": {"gained": [changed] * 5, "lost": []}}
+    line = {"metric": "exact_match", "before": 0.0, "after": 0.5, "gained": 9, "lost": 0}
+    verdict = {"step": 60, "base": {}, "best": {}, "answers": [line], "turned": turned}
+    (run_dir / metrics.VERDICT).write_text(json.dumps(verdict))
+    page = write_report([run_dir], tmp_path / "page.html").read_text()
+    wrong = page.index("Still wrong (7), by exact match <small>6 shown</small>")
+    assert wrong < page.index("What each evaluation measured")
+    # Where it is another answer is marked.
+    assert "<dt>answer</dt><dd><pre><mark>no</mark> <mark>0</mark></pre></dd>" in page
+    # Rows of two: none is left half empty.
+    assert "Answers that got better (9), by exact match <small>4 shown</small>" in page
+    assert page.count("<dt>before</dt>") == 1 + 4, "the point of the run has one too"
+    # All is right.
+    keep_answers(run_dir, 60, {"What is 2?": ("the right one", 1.0)})
+    assert weakest(read_run(run_dir)) is None
 
 
 # What a chart writes on its canvas, and the points of its lines.

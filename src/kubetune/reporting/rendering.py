@@ -9,6 +9,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from markupsafe import Markup
 
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
+from kubetune.reporting.look.differing_words import compared_with
 from kubetune.reporting.look.line_breaks import code_lines, unbroken, whole_words
 from kubetune.reporting.look.metric_values import interval, label_of, measured
 from kubetune.reporting.look.style import favicon, style, text_of
@@ -56,6 +57,7 @@ def turns(prompt: str) -> list[dict[str, str]]:
 FILTERS = (
     ago,
     code_lines,
+    compared_with,
     counted,
     duration,
     favicon,

@@ -18,6 +18,7 @@ from kubetune.reporting.answers_over_time import (
     ShownRollouts,
     shown_rollouts,
 )
+from kubetune.reporting.beside.kept_answers import weakest
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.look.metric_values import label_of
@@ -74,6 +75,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "evaluation": evaluation,
         "best_step": best["step"] if best else None,
         "matrix": _confusion_matrix(run.evaluation),
+        "weakest": weakest(run),
         "verdict": _without_repeats(verdict(run.verdict, run.benchmarks), evaluation),
         "answers": run.answers[:MOST_ANSWERS],
         "answer_count": len(run.answers),

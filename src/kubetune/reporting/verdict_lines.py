@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kubetune.config.metric_names import full_name
+from kubetune.reporting.beside.kept_answers import even
 from kubetune.reporting.histogram import shared_bars
 
 
@@ -16,6 +17,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
 
         rows      metrics before and after, with intervals and tests if answers were compared
         turned    answers that became better and worse by `metric`, the first metric that has any
+        counts    how many did, where that is known
         lengths   lengths of answers before and after, in the same bars
         gate      the conditions and whether each is met
     """
@@ -26,28 +28,21 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     # Metrics of answers have an interval and a test next to their values, losses have none.
     compared_answers = {full_name(line["metric"]): line for line in judged.get("answers") or ()}
     best = judged.get("best") or {}
+    turned_by = judged.get("turned") or {}
+    base = judged.get("base") or {}
     rows = []
-    for name, value in (judged.get("base") or {}).items():
+    for name, value in base.items():
         comparison = compared_answers.get(name, {})
         rows.append({"name": name, "base": value, "best": best.get(name), **comparison})
     for line in compared_benchmarks:
         name = line["metric"]
         rows.append({"name": name, "base": line["before"], "best": line["after"], **line})
-
     # The tests of significance that the page explains, each once, in the order of the rows.
-    tests: list[str] = []
-    for row in rows:
-        if "test" in row and row["test"] not in tests:
-            tests.append(row["test"])
+    tests = dict.fromkeys(row["test"] for row in rows if "test" in row)
 
     # Answers of many metrics would be too long a page; the first that has any is shown.
-    metric = None
-    turned = {}
-    for name, sides in (judged.get("turned") or {}).items():
-        if sides.get("gained") or sides.get("lost"):
-            metric = name
-            turned = sides
-            break
+    shown = [name for name, sides in turned_by.items() if sides.get("gained") or sides.get("lost")]
+    metric = shown[0] if shown else None
 
     lengths = judged.get("lengths") or {}
     return {
@@ -55,9 +50,17 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
         "rows": rows,
         "tests": ", ".join(tests),
         "metric": metric,
-        "turned": turned,
+        **_turned(turned_by.get(metric) or {}, compared_answers.get(full_name(metric or "")) or {}),
         "lengths": shared_bars(lengths.get("before") or (), lengths.get("after") or ()),
         "gate": judged.get("gate"),
+    }
+
+
+def _turned(sides: Mapping[str, Any], compared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answers that got better and worse, so many that they fill their rows, and how many there are."""
+    return {
+        "turned": {side: even(lines) for side, lines in sides.items()},
+        "counts": {side: compared.get(side) for side in sides},
     }
 
 

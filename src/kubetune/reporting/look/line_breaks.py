@@ -27,11 +27,15 @@ def whole_words(text: str) -> Markup:
     """Return a text as HTML in which a line ends at spaces alone, as long as each word fits into one."""
     parts = []
     for part in re.split(r"(\s+)", text):
-        word = escape(part)
-        if _BREAKING.search(part):
-            word = Markup('<span class="whole">{}</span>').format(part)
-        parts.append(word)
+        parts.append(whole(part, escape(part)))
     return Markup().join(parts)
+
+
+def whole(word: str, as_html: Markup) -> Markup:
+    """Return the HTML of a word so that no line ends within it."""
+    if _BREAKING.search(word):
+        return Markup('<span class="whole">{}</span>').format(as_html)
+    return as_html
 
 
 def code_lines(text: str) -> Markup:
