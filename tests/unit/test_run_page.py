@@ -198,6 +198,53 @@ def test_what_is_still_wrong_is_shown_first(tmp_path: Path) -> None:
     assert weakest(read_run(run_dir)) is None
 
 
+def test_sums_of_other_rewards_are_in_no_curve_and_no_test(tmp_path: Path) -> None:
+    run_dir = planned_run(tmp_path / "a")
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    rewards = [{"name": "exact_match"}, {"name": "json_valid"}]
+    settings |= {"task": "grpo", "rewards": rewards}
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+    before = {"eval_reward": 1.13, "eval_reward/exact_match": 0.37, "eval_reward/json_valid": 0.76}
+    (run_dir / metrics.BASE).write_text(
+        json.dumps({"metrics": {**before, "eval_exact_match": 0.37}})
+    )
+    after = {"eval_reward": 0.75, "eval_reward/exact_match": 0.75, "eval_exact_match": 0.75}
+    (run_dir / metrics.METRICS).write_text(
+        json.dumps({"step": 60, "epoch": 1.0, "eval_loss": 0.4, **after}) + "\n"
+    )
+    lines = []
+    for metric, test in (("reward", "paired permutation"), ("exact_match", "McNemar")):
+        values = {"before": 0.4, "after": 0.7, "p_value": 0.01, "gained": 3, "lost": 1}
+        lines.append({"metric": metric, "test": test, **values})
+    changed = {"prompt": "p", "reference": "r", "before": "b", "answer": "a"}
+    turned = {name: {"gained": [changed], "lost": []} for name in ("reward", "exact_match")}
+    best = {**after, "eval_reward/json_valid": None}
+    verdict = {"step": 60, "base": before, "best": best, "answers": lines, "turned": turned}
+    (run_dir / metrics.VERDICT).write_text(json.dumps(verdict))
+    record = read_run(run_dir)
+    assert "eval_reward" not in record.measurements[0]
+    assert record.measurements[0]["eval_reward/exact_match"] == 0.37
+    page = write_report([run_dir], tmp_path / "page.html").read_text()
+    assert "paired permutation" not in page
+    assert "Answers that got better (3), by exact match" in page
+
+
+def test_rewards_of_other_functions_are_not_compared(tmp_path: Path) -> None:
+    runs = []
+    for name, weight, reward in (("a", 1, 1.2), ("b", 2, 1.9)):
+        run_dir = planned_run(tmp_path / name)
+        settings = json.loads((run_dir / "resolved.json").read_text())
+        settings |= {"task": "grpo", "rewards": [{"name": "exact_match", "weight": weight}]}
+        (run_dir / "resolved.json").write_text(json.dumps(settings))
+        values = {"eval_reward": reward, "eval_exact_match": 0.5 + weight / 10}
+        line = {"step": 60, "epoch": 1.0, **values, "eval_loss": 0.4}
+        (run_dir / metrics.METRICS).write_text(json.dumps(line) + "\n")
+        runs.append(run_dir)
+    page = write_report(runs, tmp_path / "page.html").read_text()
+    assert "b has the highest exact match" in page
+    assert re.search(r"reward\s*<small>of other functions in each</small>", page)
+
+
 # What a chart writes on its canvas, and the points of its lines.
 WATCHED = """() => {
   window.written = [];

@@ -26,7 +26,7 @@ from kubetune.rundir import heartbeat, metrics, shapes
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, linked, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_end, read_exit_status
 from kubetune.rundir.labels import NO_LABELS, Labels, read_labels
-from kubetune.rundir.outcome import evaluation_of_best, numbers_of
+from kubetune.rundir.outcome import alike, evaluation_of_best, numbers_of
 from kubetune.rundir.report import read_report
 from kubetune.rundir.totals import nothing_learnt_line, runaway_line
 
@@ -103,11 +103,12 @@ class RunRecord:
     @property
     def measurements(self) -> Lines:
         """The evaluations, and before them, as one of step 0, the evaluation of the model before training, if there
-        was one.
+        was one. A reward that is a sum of others than that of the checkpoint which its user gets is left out of it.
         """
         if not self.base:
             return self.evaluations
-        return [{"step": 0, "epoch": 0.0, **self.base}, *self.evaluations]
+        base = alike(self.base, self.of_best or {})
+        return [{"step": 0, "epoch": 0.0, **base}, *self.evaluations]
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from kubetune.config.metric_names import full_name
 from kubetune.reporting.beside.kept_answers import even
 from kubetune.reporting.histogram import shared_bars
+from kubetune.rundir.outcome import alike
 
 
 def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -28,8 +29,11 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     # Metrics of answers have an interval and a test next to their values, losses have none.
     compared_answers = {full_name(line["metric"]): line for line in judged.get("answers") or ()}
     best = judged.get("best") or {}
-    turned_by = judged.get("turned") or {}
-    base = judged.get("base") or {}
+    turned_by = dict(judged.get("turned") or {})
+    base = alike(judged.get("base") or {}, best)
+    if len(base) < len(judged.get("base") or {}):
+        compared_answers.pop("eval_reward", None)
+        turned_by.pop("reward", None)
     rows = []
     for name, value in base.items():
         comparison = compared_answers.get(name, {})

@@ -33,8 +33,13 @@ def evaluation_of_best(
     line = _of_best(run_dir, newest_first, best_by, greater=greater)
     if line is None:
         return None
-    if are_alike(before_training(run_dir), line):
-        return line
+    return alike(line, before_training(run_dir))
+
+
+def alike(line: Mapping[str, Any], other: Mapping[str, Any]) -> Line:
+    """Return an evaluation, without its reward if that of another one is a sum of other rewards."""
+    if are_alike(other, line):
+        return dict(line)
     return {name: value for name, value in line.items() if name not in SUMS}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from kubetune.config.resolved import resolved
 from kubetune.reporting import cards
 from kubetune.reporting.compared.differences import differences
+from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.look.style import COLOURS
 from kubetune.reporting.point import point, sureness
 from kubetune.reporting.reading import RunRecord
@@ -47,15 +48,12 @@ class Row:
 def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Return what the template `compare.html` needs, but for the charts."""
     names = labels(runs)
-    damage = []
-    for name, run in zip(names, runs, strict=True):
-        for problem in cards.damage(run):
-            damage.append((name, problem))
-
+    damaged = zip(names, map(cards.damage, runs), strict=True)
     cautions = _cautions(runs, names)
     # Values are better than others only if they measure the same thing on the same rows.
     obstacle = _obstacle(cautions)
-    rows = _rows([cards.measured_cards(run) for run in runs], are_comparable=not obstacle)
+    of_runs = [cards.measured_cards(run) for run in runs]
+    rows = _rows(of_runs, are_comparable=not obstacle, apart=_unlike_rewards(runs))
     shown, alike = _differing(rows)
     shared, alone = _shared(shown, only=bool(cautions["tasks"]))
     work, alike_work = _differing(_rows([cards.cards(run) for run in runs], are_comparable=False))
@@ -64,7 +62,7 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     different, common = differences([resolved(run.config) for run in runs])
     settings, of_tasks = _by_task(different, only=bool(cautions["tasks"]))
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
-    differing = [] if obstacle else settings[:_MOST_TOLD]
+    differing = [] if obstacle else _short(settings)[:_MOST_TOLD]
     return {
         "title": " · ".join(names),
         "runs": [_run(index, name, runs[index], differing) for index, name in enumerate(names)],
@@ -82,7 +80,7 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "common": common,
         "packages": packages,
         "same_data": _same_data(runs, names)[1],
-        "damage": damage,
+        "damage": [(name, problem) for name, problems in damaged for problem in problems],
         "answers": _answers(runs),
         "cautions": [cautions[name] for name in ("tasks", "data") if cautions[name]],
         "lengths": cautions["lengths"],
@@ -92,11 +90,17 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 # Settings that a line of a run tells, and those that the table of differences shows unasked.
 _MOST_TOLD = 4
+_LONGEST_TOLD = 40  # characters of a value
 _MOST_OPEN = 8
 
 
-def _rows(cards_of_runs: Sequence[Sequence[cards.Card]], *, are_comparable: bool) -> list[Row]:
-    """Return a row for each label, in the order in which they come: not every run has each card."""
+def _rows(
+    cards_of_runs: Sequence[Sequence[cards.Card]], *, are_comparable: bool, apart: str = ""
+) -> list[Row]:
+    """Return a row for each label, in the order in which they come: not every run has each card.
+
+    `apart`: the label of what is another quantity in each run.
+    """
     by_label = [{card.label: card for card in of_run} for of_run in cards_of_runs]
     headings: dict[str, None] = {}  # an ordered set
     for of_run in by_label:
@@ -105,13 +109,31 @@ def _rows(cards_of_runs: Sequence[Sequence[cards.Card]], *, are_comparable: bool
     for label in headings:
         values = [of_run.get(label) for of_run in by_label]
         # A measure beside the one that runs are judged by would praise another run for as little as chance gives.
-        is_judged = are_comparable and None not in values and not any(row.is_judged for row in rows)
+        is_judged = (
+            are_comparable
+            and label != apart
+            and None not in values
+            and not any(row.is_judged for row in rows)
+        )
         best, remark = _best(values) if is_judged else (None, "")
+        if label == apart:
+            remark = "of other functions in each"
         row = Row(label, values, best, remark, is_judged)
         if row.has_intervals and not remark:
             row = replace(row, remark="with its 95 % interval")
         rows.append(row)
     return rows
+
+
+def _short(settings: Sequence[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Return the settings whose values fit into the line of a run."""
+    return [row for row in settings if max(map(len, row[1])) <= _LONGEST_TOLD]
+
+
+def _unlike_rewards(runs: Sequence[RunRecord]) -> str:
+    """Return the label of the reward if it is the sum of other functions, or of other weights, in each run; else ""."""
+    rewards = [run.config.rewards for run in runs]
+    return "" if all(other == rewards[0] for other in rewards) else label_of("eval_reward")
 
 
 def _differing(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[str, str]]]:
