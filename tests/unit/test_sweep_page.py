@@ -136,8 +136,33 @@ def test_dots_lie_where_values_do(tmp_path: Path) -> None:
     assert dots[1][0] == {"trial", "done", "part-100", "best"}
     assert dots[2][0] == {"trial", "stopped-early", "part-0"}
     assert ">lora.r</text>" in by_rank
+    # What matters most comes first, with how much that is.
+    shares = {"training.learning_rate": 0.2, "lora.r": 0.8}
+    told = [replace(setting, importance=shares[setting.key]) for setting in facts.settings]
+    first, _ = scatter.draw(replace(facts, settings=tuple(told)))
+    assert ">lora.r</text>" in first
+    assert ">80 % of the spread</text>" in first
     # A single result lies nowhere in particular.
-    assert scatter.draw(sweep_facts(write_sweep(tmp_path, MIXED[:1]))) == []
+    lone = sweep_facts(write_sweep(tmp_path, MIXED[:1]))
+    assert scatter.draw(lone) == []
+    assert scatter.course(lone) is None
+
+
+@pytest.mark.parametrize(("greater", "turns"), [(False, 1), (True, 0)])
+def test_the_best_so_far_goes_on_from_trial_to_trial(
+    tmp_path: Path, greater: bool, turns: int
+) -> None:
+    facts = sweep_facts(write_sweep(tmp_path, MIXED, search_of(greater=greater)))
+    shown = str(scatter.course(facts))
+    places = {
+        int(number): (x, y)
+        for number, x, y in re.findall(r'data-trial="(\d+)" cx="([\d.]+)" cy="([\d.]+)"', shown)
+    }
+    # The results are 2.0, 1.0 and 1.0 of those that are done, in the order of their numbers.
+    (path,) = re.findall(r'<path class="so-far" d="(.*?)"', shown)
+    assert path.startswith("M{},{}".format(*places[0]))
+    assert len(set(re.findall(r"V([\d.]+)", path)) - {places[0][1]}) == turns
+    assert ("H{}V{}".format(*places[1]) in path) == (not greater)
 
 
 def test_what_cannot_be_drawn_is_counted(tmp_path: Path) -> None:

@@ -98,15 +98,6 @@ class SweepFacts:
         return labels
 
     @property
-    def importances(self) -> list[tuple[str, float]]:
-        """Settings with their importance, the largest first."""
-        pairs = []
-        for setting in self.settings:
-            if setting.importance is not None:
-                pairs.append((setting.key, setting.importance))
-        return sorted(pairs, key=lambda pair: -pair[1])
-
-    @property
     def summary(self) -> str:
         """A description of the figure, in words: nothing is left out without being counted."""
         if not self.trials:

@@ -14,6 +14,7 @@ from kubetune.reporting.rendering import render
 from kubetune.reporting.run_charts import points_of
 from kubetune.reporting.sweeps.facts import SweepFacts
 from kubetune.reporting.sweeps.parallel import draw
+from kubetune.reporting.sweeps.scatter import course
 from kubetune.reporting.sweeps.scatter import draw as draw_dots
 
 TEMPLATE = "sweep.html"
@@ -41,4 +42,5 @@ def template_facts(sweep: SweepFacts) -> dict[str, Any]:
         "sweep": sweep,
         "figures": draw(sweep),
         "dots": draw_dots(sweep),
+        "course": course(sweep),
     }
