@@ -1165,6 +1165,18 @@ def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path:
         assert re.findall("bubble assistant.>([^<]*)", opened) == ["no plum", "a plum"]
         assert opened.count("data-prompt=") == 1
         assert "should answer: the " in opened
+        # With more questions as many are shown with their answers as are proposed.
+        asked = [{"row": row, "prompt": f"user\nWhat is {row}?\nassistant\n"} for row in range(9)]
+        kept = tmp_path / "a" / metrics.ANSWERS
+        kept.mkdir()
+        questions = "".join(json.dumps({**line, "reference": "so"}) + "\n" for line in asked)
+        (kept / "questions.jsonl").write_text(questions)
+        answered = [{"row": row, "answer": "x", "scores": {}} for row in range(9)]
+        text = "".join(json.dumps(line) + "\n" for line in answered)
+        (kept / "step-000000.jsonl").write_text(text)
+        opened = visitor.get("/chat").text
+        assert len(re.findall("bubble user", opened)) == 2 + 2, "of two both answers are known"
+        assert re.findall('data-prompt="([^"]*)', opened) == [f"What is {row}?" for row in range(3)]
 
 
 def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> None:

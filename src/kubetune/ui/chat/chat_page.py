@@ -55,9 +55,9 @@ def chat(request: Request) -> Response:
     # A trial is offered where it was asked for.
     offered = [run for run in listed if run in offered or run["dir"] == chosen]
     questions = questions_of(run_dir) if verb == "Chat" else []
-    example = None
-    if questions and questions[0].after:
-        example = questions.pop(0)
+    # Of few questions half are left to be asked.
+    examples = [asked for asked in questions[: max(1, len(questions) // 2)] if asked.after]
+    examples = examples[:MOST_PROMPTS]
     facts = {
         "title": verb,
         "asking": verb,
@@ -67,8 +67,8 @@ def chat(request: Request) -> Response:
         "chosen": chosen,
         "is_asked_for": bool(asked_for),
         "beside": beside,
-        "example": example,
-        "prompts": questions[:MOST_PROMPTS],
+        "examples": examples,
+        "prompts": [asked for asked in questions if asked not in examples][:MOST_PROMPTS],
     }
     return page(request, "chat.html", shlex.join(words), facts)
 

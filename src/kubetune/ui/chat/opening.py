@@ -10,11 +10,12 @@ from typing import Any
 
 from kubetune.data.findings import kept_conversations
 from kubetune.errors import EnvironmentFault
+from kubetune.reporting.beside.kept_answers import answers_of
 from kubetune.reporting.rendering import turns
 from kubetune.rundir import metrics, shapes
 from kubetune.ui.site import Site
 
-MOST_PROMPTS = 3  # that a page proposes
+MOST_PROMPTS = 3  # that a page proposes, and as many that it shows with their answers
 # What one does on the page with a run, by its task; with all others one talks.
 ASKING = {"sequence_classification": "Classify", "reward_model": "Score"}
 
@@ -49,7 +50,10 @@ def first_of(offered: Sequence[Mapping[str, Any]]) -> str:
 
 
 def questions_of(run_dir: Path) -> list[Asked]:
-    """Return what a run may be asked: what it answered better after training, else conversations of its data."""
+    """Return what a run may be asked: first what it answered better after training, then what else was held out.
+
+    Without these, conversations of its data.
+    """
     verdict: dict[str, Any] = {}
     with suppress(FileNotFoundError, EnvironmentFault):
         verdict = shapes.read(run_dir / metrics.VERDICT)
@@ -61,11 +65,15 @@ def questions_of(run_dir: Path) -> list[Asked]:
                 question = spoken[-1]["content"]
                 texts = [str(line.get(key) or "") for key in ("reference", "before", "answer")]
                 questions.setdefault(question, Asked(question, *texts))
+    for line in answers_of(run_dir, 0):
+        spoken = turns(line["prompt"])
+        if len(spoken) == 1:
+            question = spoken[0]["content"]
+            questions.setdefault(question, Asked(question, line["reference"]))
     if not questions:
         with suppress(EnvironmentFault):
             for kept in kept_conversations.read(run_dir):
                 last = kept.messages[-1] if kept.messages else {}
                 if last.get("role") == "user" and isinstance(last.get("content"), str):
                     questions.setdefault(last["content"], Asked(last["content"]))
-    # One more than is proposed: the first is shown with its answers.
-    return list(questions.values())[: MOST_PROMPTS + 1]
+    return list(questions.values())
