@@ -182,13 +182,13 @@ const refresh = async () => {
     before = document.contains(old) && old?.localName === "section" ? old : before;
   }
   here.forEach((gone) => gone.remove());
-  tabs?.renew(page);
   document.title = page.title;
   document.querySelector("link[rel=icon]").href = page.querySelector("link[rel=icon]").href;
   const numbers = page.querySelector(ownNumbers);
   const isAsBefore = [ownNumbers, ".hero"].every((name) => Boolean(page.querySelector(name)) === Boolean(document.querySelector(name)));
   const areSame = isAsBefore && (!numbers || document.dispatchEvent(new CustomEvent("charts", { detail: numbers.textContent, cancelable: true })));
   if (!areSame) await redraw(page, numbers);
+  tabs?.renew(page);
   // Tables are sorted again, and what was chosen is chosen again.
   document.dispatchEvent(new CustomEvent("renewed"));
   filter();
