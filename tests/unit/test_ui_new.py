@@ -437,7 +437,7 @@ def test_a_name_that_is_taken_has_a_button_with_a_free_one(
 
 def test_a_plan_is_summed_up_in_a_line(client: TestClient, values: dict[str, str]) -> None:
     answer = ask(client, "/new/plan", values=values)
-    assert re.match(r"10 steps · [\d.]+ MiB", answer["summary"]), answer["summary"]
+    assert re.match(r"10 steps · [\d.]+\sMiB", answer["summary"]), answer["summary"]
     labels = [label for label, _ in answer["facts"]]
     assert "steps" in labels
     assert not [text for _, text in answer["facts"] if text.startswith(("warning: ", "error: "))]

@@ -47,6 +47,7 @@ def test_a_pair_is_offered_and_compare_says_what_it_waits_for(tmp_path: Path) ->
         compare = page.get_by_role("button", name="Compare")
         assert compare.is_disabled()
         assert page.locator("#chosen-count").inner_text() == "Tick two runs"
+        assert not page.get_by_role("button", name="Clear").is_visible()
         page.get_by_label("Choose old").check()
         assert page.locator("#chosen-count").inner_text() == "1 chosen, tick another"
         page.get_by_label("Choose other").check()
@@ -74,7 +75,7 @@ def test_what_there_is_to_a_chat_is_in_one_line_on_a_phone(tmp_path: Path) -> No
         for width in (390, 1280):
             browser.show(page, f"{address}/chat", width)
             assert is_in_one_row(page, ".of-talk > .toolbar > *"), width
-            page.get_by_text("How they answer").click()
+            page.get_by_text("Settings", exact=True).click()
             temperature = page.get_by_label("Temperature").bounding_box()
             assert temperature is not None
             assert 0 <= temperature["x"] <= width - temperature["width"]

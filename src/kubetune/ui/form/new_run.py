@@ -23,6 +23,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import local_files, sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
+from kubetune.reporting.look.line_breaks import unbroken
 from kubetune.rundir.exit_status import read_exit_status
 from kubetune.ui.form.field_sentences import field_sentence
 from kubetune.ui.form.fixes import field_of, for_failure, for_problems
@@ -230,7 +231,7 @@ def _forecast(forecast: PlanForecast) -> dict[str, Any]:
         # If all rows were looked at, they are among the problems.
         bad = [line for line in forecast.lengths.bad if line.rstrip(".") not in texts["error"]]
     return {
-        "summary": "" if forecast.problems else forecast.headline(),
+        "summary": "" if forecast.problems else unbroken(forecast.headline()),
         "card": plan_card(forecast),
         "facts": facts,
         "problems": texts["error"],

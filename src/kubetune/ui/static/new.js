@@ -1,6 +1,6 @@
 // The form of a new run: what is typed is planned by the server, written down, and begun.
 import { makePicker } from "./pick.js";
-import { byId, follow, linesOf, post } from "./ui.js";
+import { byId, follow, linesOf, post, wholeWords } from "./ui.js";
 const form = byId("settings");
 const fields = [...form.querySelectorAll("[name]")];
 const extra = JSON.parse(form.dataset.extra || "{}");
@@ -26,7 +26,7 @@ const element = (name, text, kind = "") => {
 // Words between backticks are code.
 const spans = (name, text) => {
   const made = element(name, "");
-  made.append(...text.split("`").map((part, i) => (i % 2 ? element("code", part) : part)));
+  made.append(...text.split("`").flatMap((part, i) => (i % 2 ? element("code", part) : wholeWords(part))));
   return made;
 };
 // A problem stands at the field that it is about, with the button that fixes it. A list above all leads to the fields.
@@ -168,7 +168,7 @@ const plan = async (mine) => {
   }));
   byId("all-facts").hidden = !reply.facts.length;
   showCard(reply.card);
-  byId("yaml").replaceChildren(...linesOf(reply.yaml.split("\n")));
+  byId("yaml").replaceChildren(...linesOf(reply.yaml.trimEnd().split("\n")));
   byId("run-file").hidden = !reply.yaml;
   byId("command").textContent = reply.command;
   byId("command-line").hidden = !reply.command;

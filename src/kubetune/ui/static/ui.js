@@ -325,6 +325,7 @@ const count = () => {
   const number = chosen().length;
   byId("compare").disabled = number < 2;
   byId("of-chosen").hidden = !number && !byId("pairs");
+  byId("choose-none").hidden = !number;
   byId("chosen-count").textContent = ["Tick two runs", "1 chosen, tick another"][number] ?? `${number} chosen`;
   const remove = choice.querySelector("[data-delete]");
   if (!remove) return;
