@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from kubetune.config.schema.evaluation import (
     packages_of,
 )
 from kubetune.data.text.answer_targets import without_thoughts
+from kubetune.data.text.words import folded
 from kubetune.rundir import metrics as run_files
 from kubetune.scoring import metrics, own_functions, statistics, verdict
 from kubetune.scoring.comparison import Answered, compare_answers, turned
@@ -37,6 +39,9 @@ def measure(name: str, answer: str, reference: str, **settings: object) -> float
         ("exact_match", " The  Answer. ", "the answer", 1),
         ("exact_match", "the answers", "the answer", 0),
         ("exact_match", "\uff21\uff22", "ab", 1),  # letters of full width
+        ("exact_match", "10\u2075", "105", 0),  # a power
+        ("exact_match", "2\u00bd", "21/2", 0),
+        ("exact_match", "\u5317\u4eac\u3002", "\u5317\u4eac", 1),  # a Chinese full stop
         ("contains", "It is Paris, of course", "paris", 1),
         ("contains", "Par is", "paris", 0),
         ("numeric", "so 3 + 4 = 1,234.50", "1234.5", 1),
@@ -127,6 +132,20 @@ def test_the_first_label_in_an_answer_is_what_it_says() -> None:
     assert measure("label", "goodness", "good", **labels) == 0
 
 
+@pytest.mark.parametrize(
+    ("labels", "answer", "reference"),
+    [
+        (["正面", "负面"], "我认为这是负面的。", "负面"),
+        (["不好", "好"], "我觉得不好", "不好"),
+        (["positive", "negative"], "答案是positive。", "positive"),
+    ],
+)
+def test_a_label_is_found_between_words_without_spaces(
+    labels: list[str], answer: str, reference: str
+) -> None:
+    assert measure("label", answer, reference, labels=labels) == 1
+
+
 def test_bleu_and_chrf_are_those_of_the_corpus_and_rouge_is_its_package() -> None:
     sacrebleu = pytest.importorskip("sacrebleu")
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
@@ -149,6 +168,51 @@ def test_bleu_and_chrf_are_those_of_the_corpus_and_rouge_is_its_package() -> Non
         measure("chrf", answers[0], references[0])
         == sacrebleu.sentence_chrf(answers[0], [references[0]]).score
     )
+
+
+ENGLISH = [
+    "The quick brown fox isn't here, is it? It's 3.5 km away; e-mail foo_bar@example.org.",
+    "The brown fox isn’t there \u2014 it's 3 km away… see https://example.org/a_b?c=1#d",
+    "def f(x): return x**2 + 1  # the square of X, plus one",
+    "A $1,250 bill, 50% off: “really” cheap™",
+    "",
+    "?!",
+]
+
+
+@pytest.mark.parametrize("answer", ENGLISH)
+@pytest.mark.parametrize("reference", ENGLISH)
+def test_rouge_of_english_is_that_of_its_package(answer: str, reference: str) -> None:
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
+    theirs = scorer.score(reference, answer)["rougeL"].fmeasure
+    assert measure("rouge_l", answer, reference) == theirs
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "score"),
+    [
+        ("Мама мыла раму", "Мама мыла раму", 1),
+        ("Мама мыла раму 5", "Совсем другой ответ 5", 1 / 4),
+        ("القط على السجادة", "القط على السجادة", 1),
+        ("हिन्दी में लिखा", "हिन्दी में बोला", 2 / 3),  # vowels are marks, and no ends of words
+        ("今天天气很好", "今天天气不好", 5 / 6),
+        ("naïve café", "naïve cafe\u0301", 1),
+    ],
+)
+def test_rouge_knows_the_words_of_all_scripts(answer: str, reference: str, score: float) -> None:
+    pytest.importorskip("rouge_score")
+    assert measure("rouge_l", answer, reference) == pytest.approx(score)
+
+
+def test_folding_is_nfkc_but_for_what_is_raised_or_lowered() -> None:
+    kept = []
+    for code in (*range(0x80, 0xD800), *range(0xE000, 0x30000)):
+        if folded(chr(code)) != unicodedata.normalize("NFKC", chr(code)):
+            kept.append(chr(code))
+    assert {*"²⁵₂½①™ª"} <= {*kept}
+    assert not {*"ＡﬁⅣ\u00a0"} & {*kept}
+    joined = "e\u0301 \u1100\u1161 ﬁ\u0323\u0307"
+    assert folded(joined) == unicodedata.normalize("NFKC", joined)
 
 
 @pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].is_of_all_rows])
@@ -345,6 +409,11 @@ def test_token_f1_counts_common_words_as_squad_does() -> None:
     assert metrics.token_f1("Cat cat.", "cat") == pytest.approx(2 * 1 / 3)
     assert metrics.token_f1("", "cat") == 0.0
     assert metrics.token_f1("", "") == 1.0
+    # Of scripts without spaces characters are counted, as for CMRC 2018.
+    assert metrics.token_f1("今天天气很好", "今天天气不好") == pytest.approx(5 / 6)
+    assert metrics.token_f1("用 kubectl 查看", "用kubectl查看日志") == pytest.approx(
+        2 * 4 / (4 + 6)
+    )
 
 
 def test_a_verdict_compares_no_sums_of_different_rewards(

@@ -22,6 +22,7 @@ from kubetune.data.text.answer_targets import (
     parse_json,
     without_thoughts,
 )
+from kubetune.data.text.words import pieces_of, words_of
 from kubetune.extras import require
 from kubetune.scoring.statistics import interval
 
@@ -39,10 +40,13 @@ def contains(answer: str, reference: str) -> float:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Return the F1 of the words that both have, as SQuAD has it: words as often as they occur in both, in any order."""
+    """Return the F1 of the words that both have, as SQuAD has it: words as often as they occur in both, in any order.
+
+    Of scripts without spaces, characters are counted.
+    """
     # "the cat sat" and "a cat sat down" share 2 words of 3 and of 4: 2 · 2 / (3 + 4).
-    ours = normalised(answer).split()
-    theirs = normalised(reference).split()
+    ours = pieces_of(normalised(answer))
+    theirs = pieces_of(normalised(reference))
     if not ours or not theirs:
         return float(ours == theirs)
     common = Counter(ours) & Counter(theirs)
@@ -140,10 +144,15 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _rouge_l(_: GenerateConfig) -> Measure:
-    """Return ROUGE-L's F-measure, without stemming."""
+    """Return ROUGE-L's F-measure, without stemming, of the words of any script."""
     from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenizers import Tokenizer
 
-    scorer = RougeScorer(["rougeL"])
+    class Words(Tokenizer):  # type: ignore[misc]
+        def tokenize(self, text: str) -> list[str]:
+            return words_of(text)
+
+    scorer = RougeScorer(["rougeL"], tokenizer=Words())
     return lambda answer, reference: float(scorer.score(reference, answer)["rougeL"].fmeasure)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import Any, Final
+
+from kubetune.data.text.words import UNSPACED, folded
 
 # Measures that compare with something in a reference, which may lack it -> what that is, in words.
 TARGETS: Final = {
@@ -70,8 +71,12 @@ def without_thoughts(text: str) -> str:
 
 def normalised(text: str) -> str:
     """Return a text without differences that do not matter: case, width of letters, spaces, a full stop at the end."""
-    words = unicodedata.normalize("NFKC", text).casefold().split()
-    return " ".join(words).removesuffix(".").rstrip()
+    line = " ".join(folded(text).casefold().split())
+    # English, Chinese and Hindi; one only, since `…` is more than an end.
+    for stop in (".", "\u3002", "\u0964"):
+        if line.endswith(stop):
+            return line.removesuffix(stop).rstrip()
+    return line
 
 
 def last_number(text: str) -> float | None:
@@ -86,7 +91,9 @@ def label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern that finds a label word in a normalised text."""
     # Longer words first: `not good` is not `good`.
     words = sorted(map(normalised, labels), key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
+    # A letter beside it makes another word of it, but for scripts without spaces: 我认为是正面的 holds 正面.
+    letter = rf"[^\W{UNSPACED}]"
+    return re.compile(rf"(?<!{letter})(?:{'|'.join(map(re.escape, words))})(?!{letter})")
 
 
 def parse_json(text: str) -> Any:
