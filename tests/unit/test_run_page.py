@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from kubetune.config.resolved import read_config
 from kubetune.plan.plan import make_plan
@@ -20,8 +22,12 @@ from kubetune.reporting.beside.underway import underway
 from kubetune.reporting.hero import hero
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import checkpoints, metrics
+from kubetune.ui.server import application
+from kubetune.ui.site import Site
 from tests import browser
 from tests.run.test_report_long import write_run
+
+DONE = {"code": 0, "reason": "done", "step": 60, "error": None}
 
 
 def planned_run(run_dir: Path, steps: int = 60) -> Path:
@@ -240,9 +246,21 @@ def test_rewards_of_other_functions_are_not_compared(tmp_path: Path) -> None:
         line = {"step": 60, "epoch": 1.0, **values, "eval_loss": 0.4}
         (run_dir / metrics.METRICS).write_text(json.dumps(line) + "\n")
         runs.append(run_dir)
+        (run_dir / metrics.DATA).write_text('{"fingerprint": "same", "splits": {}}')
+        (run_dir / "exit.json").write_text(json.dumps({**DONE, "time": "2026-01-01T00:00:00Z"}))
     page = write_report(runs, tmp_path / "page.html").read_text()
     assert "b has the highest exact match" in page
     assert re.search(r"reward\s*<small>of other functions in each</small>", page)
+
+    def offered() -> list[str]:
+        with TestClient(application(Site.of(tmp_path), "word"), base_url="http://localhost") as one:
+            one.get("/", params={"token": "word"})
+            return re.findall(r'href="/compare\?dir=(.)&amp;dir=(.)"', one.get("/compare").text)
+
+    # Nor are they offered to be compared, as two of the same rewards are.
+    assert offered() == []
+    shutil.copy(runs[0] / "resolved.json", runs[1] / "resolved.json")
+    assert [set(pair) for pair in offered()] == [{"a", "b"}]
 
 
 # What a chart writes on its canvas, and the points of its lines.

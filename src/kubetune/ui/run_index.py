@@ -138,6 +138,7 @@ class Records:
             "paths": paths,
             "names": [Path(path).name for path in paths],
             "task": config.task,
+            "rewards": str(config.rewards),
             "rows": train.get("rows"),
             "held_out": (splits.get("eval") or {}).get("rows"),
             "tokens": train.get("tokens"),

@@ -128,14 +128,17 @@ def all_runs(request: Request) -> Response:
 def _pairs(site: Site, runs: Sequence[Facts]) -> list[tuple[Facts, Facts]]:
     """Return pairs of runs that say something of each other: of the same data and metric, the newest first."""
     newest = sorted(runs, key=lambda run: run["started"] or "", reverse=True)
-    before: dict[tuple[str, str], Facts] = {}
+    before: dict[tuple[str, str, str], Facts] = {}
     pairs = []
     for run in newest[:_PAIRED]:
         # Trials are compared on the page of their sweep.
         is_measured = run["state"] in ("done", "stopped") and run["main"] and not run["archived"]
         if not is_measured or site.records.sweep_of(Path(run["path"])) is not None:
             continue
-        key = (site.records.data_of(Path(run["path"]))["key"], run["main"])
+        of_data = site.records.data_of(Path(run["path"]))
+        # Rewards of other functions say nothing of each other.
+        rewards = of_data["rewards"] if run["main"] == "eval_reward" else ""
+        key = (of_data["key"], run["main"], rewards)
         if key in before:
             pairs.append((before[key], run))
         before[key] = run
