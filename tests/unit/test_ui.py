@@ -549,6 +549,8 @@ def test_the_first_curve_and_the_first_evaluation_come_without_a_reload(tmp_path
                 lines.write(json.dumps({"step": step, "epoch": 1.0, "loss": 9.0 / step}) + "\n")
         page.locator(".hero canvas").wait_for()
         assert "training loss" in page.locator(".hero .what").inner_text().lower()
+        # A heading that repeats the name of its tab stays hidden where its section was put in anew.
+        page.locator("#curves h2.visually-hidden").wait_for(state="attached")
         with numbers.open("a") as lines:
             lines.write('{"step": 8, "epoch": 1.0, "eval_loss": 1.0, "eval_exact_match": 0.5}\n')
         # One evaluation makes no curve: that of the steps stays beside it.
