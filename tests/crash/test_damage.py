@@ -235,7 +235,7 @@ def test_a_damaged_config_of_a_run_says_what_and_where(
     config = load_resolved(run_dir / "resolved.json")
     DAMAGES[damage](run_dir / "resolved.json", random.Random(2))
     with pytest.raises(errors.KubetuneError, match=r"resolved\.json") as caught:
-        create_run_dir(config, run_dir, make_plan(config, world_size=1))
+        check_run_dir(config, run_dir, make_plan(config, world_size=1))
     assert caught.value.exit_code == errors.ENVIRONMENT
     with pytest.raises(errors.KubetuneError, match=r"resolved\.json"):
         load_resolved(run_dir / "resolved.json")
@@ -250,7 +250,9 @@ def test_a_damaged_plan_is_written_anew(
     path.write_bytes(b"\0" * 100)
     with pytest.raises(errors.ConfigError, match=r"plan\.json: not a plan .*; start the run again"):
         read_place(run_dir)
-    create_run_dir(config, run_dir, make_plan(config, world_size=1))
+    plan = make_plan(config, world_size=1)
+    check_run_dir(config, run_dir, plan)
+    create_run_dir(config, run_dir, plan)
     assert "plan.json: not a plan" in capsys.readouterr().err
     assert read_place(run_dir).nodes == 1
 

@@ -20,6 +20,7 @@ from kubetune.base import fault_injection
 from kubetune.cli import main
 from kubetune.config.load import load_config
 from kubetune.config.resolved import read_config
+from kubetune.library import training
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.mirror import copier, lease, stored_run
 from kubetune.rundir.mirror.sync import Mirror
@@ -262,6 +263,17 @@ def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
         steps = copy.stored.steps()
         gone.stop()
     assert steps == [3, 6, 7]
+
+
+def test_a_checkpoint_that_must_be_there_may_be_in_the_store_alone(
+    store: Store, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Python too, where another process than the caller's fetches it."""
+    monkeypatch.chdir(tmp_path)
+    config = run_file(tmp_path, inputs, "s3://runs/only-there", resume="must")
+    monkeypatch.setattr(training, "_in_child", lambda *_, **__: {"code": errors.PREEMPTED})
+    with pytest.raises(errors.Preempted):
+        training.train(config, quiet=True)
 
 
 def test_an_empty_machine_does_not_start_over_while_the_store_is_away(

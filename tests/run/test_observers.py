@@ -228,7 +228,7 @@ def test_a_command_that_cannot_be_called_is_refused_before_anything_starts(
 ) -> None:
     config = Config.model_validate({"model": "m", "data": {"train": "d"}, "hooks": wanted})
     with pytest.raises(errors.ConfigError, match=message):
-        hooks.check(config.hooks)
+        hooks.require_command(config.hooks)
 
 
 class _Server(ThreadingHTTPServer):

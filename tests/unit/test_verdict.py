@@ -576,6 +576,7 @@ CASES = {
     "no credentials of a store": Case(
         r"mirror: there are no credentials for s3://bucket/place: set AWS_ACCESS_KEY_ID", {"mirror": "s3://bucket/place"},
     ),
+    "events without a command": Case("there is no hooks.on_event to call", {"hooks.events": ["stop"]}, by_code=True),
     "no such command": Case("there is no command 'no-such-program'", {"hooks.on_event": "no-such-program"}, by_code=True),
     # Places.
     "a report that is a folder": Case("logging.report_json: .* is a folder", {"logging.report_json": "model"},

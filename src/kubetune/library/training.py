@@ -34,7 +34,6 @@ from kubetune.library.run_handle import Run
 from kubetune.library.users_functions import Metric, RunFollower, with_metrics
 from kubetune.rundir import exit_status
 from kubetune.rundir.exit_status import ExitStatus
-from kubetune.supervisor.run_folder import check_run_dir
 
 CHILD = "kubetune.library.child"
 _POLL_SECONDS = 0.2  # how often new events are looked for while nothing is printed
@@ -92,7 +91,6 @@ def train(
         file = read_file(Path(config))
     config, plan = plan_here(with_metrics(config if file is None else file, metrics))
     run_dir = Path(str(config.output)).expanduser().absolute()
-    check_run_dir(config, run_dir, plan)
     request = {
         "config": resolved(config),
         "plan": plan.to_json(),

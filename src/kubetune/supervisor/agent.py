@@ -92,12 +92,14 @@ def _launch(args: argparse.Namespace, relay: Relay) -> int:
     from kubetune.config.load import load_config
     from kubetune.plan.plan import make_plan
     from kubetune.supervisor.launch import launch_run
+    from kubetune.supervisor.services import require_services
 
     # The directory that the command names wins over the file's `output`.
     file = read_file(args.config)
     overrides = [*args.overrides, f"output={args.run_dir}"]
     config = load_config(file, overrides=overrides, environ=os.environ)
     plan = make_plan(config, gpus=visible_gpus(os.environ))
+    require_services(config.tracking, config.hooks, config.mirror)
     return launch_run(config, plan, args.run_dir, source=file.text, relay=relay)
 
 

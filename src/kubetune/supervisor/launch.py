@@ -16,10 +16,8 @@ from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.plan.plan import Plan
 from kubetune.rundir import checkpoints, exit_status
-from kubetune.rundir.mirror import copier, stored_run
-from kubetune.rundir.tracking import trackers
+from kubetune.rundir.mirror import copier
 from kubetune.supervisor import supervise
-from kubetune.supervisor.observers import hooks
 from kubetune.supervisor.place import find_place, hold
 from kubetune.supervisor.run_folder import check_run_dir, create_run_dir, settled
 
@@ -34,30 +32,26 @@ def launch_run(
 ) -> int:
     """Run here to the end, and return the exit code.
 
-    `source` is the text of the user's config file, which the run directory keeps. Raise ConfigError if
-    the directory belongs to another run or a tracker is not installed, and EnvironmentFault if a run
-    goes on there.
+    `source` is the text of the user's config file, which the run directory keeps. The verdict on the run, or
+    `require_services`, has come before. Raise ConfigError if the directory belongs to another run, and
+    EnvironmentFault if a run goes on there.
     """
     if relay is None:
         with Relay() as relay:
             return launch_run(config, plan, run_dir, source=source, relay=relay)
 
-    # Everything that can be refused is refused before anything is written.
     run_dir = Path(run_dir)
-    trackers.check_installed(config.tracking)
-    hooks.check(config.hooks)
     place = find_place(plan.nodes, plan.processes_per_node, os.environ)
 
     # On a new machine, the run directory may exist in the mirror alone.
-    if config.mirror is not None:
-        stored_run.check_installed(config.mirror)
-        if place.node == 0:
-            code = _restore(config, run_dir, plan, config.mirror, relay)
-            if code < 0:  # ended by a signal
-                return errors.PREEMPTED
-            if code > 0:
-                return code
+    if config.mirror is not None and place.node == 0:
+        code = _restore(config, run_dir, plan, config.mirror, relay)
+        if code < 0:  # ended by a signal
+            return errors.PREEMPTED
+        if code > 0:
+            return code
 
+    # It is refused before anything of this run is written.
     check_run_dir(config, run_dir, plan)
     ended = _done_at(config, run_dir, plan)
     if ended is not None:

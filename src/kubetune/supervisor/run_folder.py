@@ -68,8 +68,7 @@ def dated(data: DataConfig, run_dir: Path) -> DataConfig:
 def create_run_dir(
     config: Config, run_dir: Path, plan: Plan | None = None, source: str | None = None
 ) -> None:
-    """Write config.yaml, resolved.json and plan.json. Raise ConfigError as `check_run_dir` does."""
-    check_run_dir(config, run_dir, plan)
+    """Write config.yaml, resolved.json and plan.json into a directory that `check_run_dir` has allowed."""
     consent.allow(consent.effects_of(config))
 
     # resolved.json comes first: by it other nodes on the same disk, which may start at this moment, see

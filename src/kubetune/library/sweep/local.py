@@ -27,7 +27,6 @@ from kubetune.plan.actuals import held_seconds
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.rundir.status import progress
-from kubetune.supervisor.run_folder import check_run_dir
 
 _WAIT_SECONDS = 2.0
 
@@ -129,7 +128,6 @@ class LocalRunner:
         run.devices = plan.world_size
 
         run_dir = self._folder(run)
-        check_run_dir(config, run_dir, plan)
         # A run whose driver was killed saves a checkpoint first, and holds its directory until then.
         with lock(run_dir / "logs" / "node-0.lock", wait=True):
             pass

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kubetune.config.schema import Config
-from kubetune.config.schema.tracking import PushConfig, TrackingConfig
+from kubetune.config.schema.tracking import PushConfig
 from kubetune.data.reading.hub import hub_token
 from kubetune.errors import ConfigError
 from kubetune.extras import is_installed, require
+from kubetune.supervisor.services import require_services
 
 
 def needs_bitsandbytes(quantization: str, optim: str) -> str:
@@ -27,19 +28,7 @@ def require_extras(config: Config) -> None:
         require(setting, "bitsandbytes", after=" Nothing was written.")
     if config.evaluation.benchmarks is not None:
         require("evaluation.benchmarks", "lm_eval", after=" Nothing was written.")
-    # Most runs have none of these, whose code takes its time to import.
-    if config.tracking != TrackingConfig():
-        from kubetune.rundir.tracking import trackers
-
-        trackers.check_installed(config.tracking)
-    if config.hooks.on_event is not None:
-        from kubetune.supervisor.observers import hooks
-
-        hooks.check(config.hooks)
-    if config.mirror is not None:
-        from kubetune.rundir.mirror import stored_run
-
-        stored_run.check_installed(config.mirror)
+    require_services(config.tracking, config.hooks, config.mirror)
 
 
 def require_store(address: str | None, environ: Mapping[str, str]) -> None:

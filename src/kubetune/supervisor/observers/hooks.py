@@ -41,7 +41,7 @@ def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int
     return node == 0 and bool((settings.get("hooks") or {}).get("on_event"))
 
 
-def check(config: HooksConfig) -> None:
+def require_command(config: HooksConfig) -> None:
     """Raise ConfigError, before anything starts, if the command cannot be called."""
     if config.on_event is not None:
         try:

@@ -37,7 +37,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     from kubetune.base.gpus import visible_gpus
     from kubetune.plan.plan import make_plan
     from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
-    from kubetune.supervisor.run_folder import create_run_dir, settled
+    from kubetune.supervisor.run_folder import check_run_dir, create_run_dir, settled
 
     logs.configure("INFO", rank=rank)  # for warnings about the config
     parser = argparse.ArgumentParser(prog="kubetune.worker", description="One rank of a run.")
@@ -53,6 +53,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     plan = make_plan(config, gpus=visible_gpus(os.environ), world_size=world_size)
     config = settled(config, run_dir, plan)
     if rank == 0:
+        check_run_dir(config, run_dir)
         create_run_dir(config, run_dir)
     _log_to_run(config.logging.level, run_dir, rank)
     return config, run_dir
