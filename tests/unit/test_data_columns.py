@@ -15,10 +15,11 @@ from kubetune import cli
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.load import load_config
 from kubetune.config.schema import RecordKind
+from kubetune.data.column_facts import Columns
 from kubetune.data.column_names import names_metadata, names_subject, names_thought
-from kubetune.data.columns import Columns, left_out
 from kubetune.data.reading.examples import Chat, Preference
 from kubetune.data.reading.formats import read
+from kubetune.data.unread_columns import left_out
 from tests import records
 
 MODEL = str(EMBEDDED / "model")

@@ -20,17 +20,17 @@ from kubetune.supervisor.command_line import columns_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kubetune.data.columns import LeftOut
     from kubetune.data.inspect.shapes import Shapes
+    from kubetune.data.unread_columns import LeftOut
 
 
 def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
     """Check of which kind the records of a source are, without looking at tokens."""
     from kubetune.config.schema import SourceConfig
-    from kubetune.data.columns import left_out
     from kubetune.data.inspect.shapes import check_shapes
     from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import not_read, require_hub_data
+    from kubetune.data.unread_columns import left_out
 
     if args.overrides:
         raise ConfigError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kubetune.config.code_files import depends_on, read_code, signature_of
 from kubetune.config.schema import RewardConfig, SourceConfig
-from kubetune.data.columns import in_list
+from kubetune.data.column_words import in_list
 from kubetune.data.findings.finding import Finding
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.taken import read_taken

@@ -14,7 +14,7 @@ from typing import Final
 
 from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, RewardConfig, SourceConfig
-from kubetune.data.columns import lacking, left_out
+from kubetune.data.column_words import lacking
 from kubetune.data.findings.finding import Finding, Severity
 from kubetune.data.prepared.tally import MOST_PLACES, require_rows
 from kubetune.data.reading.sources import locate
@@ -22,6 +22,7 @@ from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.row_counts import evaluated_rows
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.unread_columns import left_out
 from kubetune.errors import DataError, ModelError
 from kubetune.plan.base_model import embeddings_of, positions_of
 from kubetune.plan.model_shapes import ModelFiles

@@ -18,9 +18,11 @@ from kubetune.data.column_names import (
     names_subject,
     words_of_name,
 )
-from kubetune.data.columns import count_words, in_list, is_prose, key_of, left_subjects
+from kubetune.data.column_words import in_list
+from kubetune.data.question_subjects import left_subjects
 from kubetune.data.reading.fields import show
 from kubetune.data.reading.refusals import VERDICTS
+from kubetune.data.record_values import count_words, is_prose, key_of
 
 Value = Mapping[str, Any]
 

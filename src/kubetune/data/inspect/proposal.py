@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import RecordKind, SourceConfig
+from kubetune.data.column_facts import MOST_CLASSES, Columns
 from kubetune.data.column_names import (
     ANSWERS,
     QUESTIONS,
@@ -24,19 +25,7 @@ from kubetune.data.column_names import (
     TALKS,
     names_thought,
 )
-from kubetune.data.columns import (
-    MOST_CLASSES,
-    Columns,
-    LeftOut,
-    RecordValue,
-    is_prose,
-    key_of,
-    lacking,
-    left_out,
-    left_subjects,
-    nowhere,
-    subject_columns,
-)
+from kubetune.data.column_words import lacking, nowhere
 from kubetune.data.inspect.answers_as_texts import (
     as_text,
     from_label,
@@ -47,6 +36,7 @@ from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.inspect.seen_records import SeenRecords
 from kubetune.data.inspect.unknown_columns import unknown
 from kubetune.data.prepared.remarks import written_texts
+from kubetune.data.question_subjects import left_subjects, subject_columns
 from kubetune.data.reading.examples import (
     Chat,
     Example,
@@ -62,7 +52,9 @@ from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
+from kubetune.data.record_values import RecordValue, is_prose, key_of
 from kubetune.data.text.answer_targets import last_number
+from kubetune.data.unread_columns import LeftOut, left_out
 from kubetune.errors import DataError
 
 # So many records are looked at.

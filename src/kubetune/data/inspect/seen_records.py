@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kubetune.data.column_facts import Columns
 from kubetune.data.column_names import (
     ANSWERS,
     PROMPTS,
@@ -15,10 +16,10 @@ from kubetune.data.column_names import (
     names_metadata,
     names_subject,
 )
-from kubetune.data.columns import Columns, RecordValue
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.labelled import pair_in
 from kubetune.data.reading.record import Record
+from kubetune.data.record_values import RecordValue
 
 # What columns are called elsewhere: our name, and the others in the order in which they are believed.
 _OTHER_NAMES: Final = {

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.columns import Columns, lacking, nowhere
+from kubetune.data.column_facts import Columns
+from kubetune.data.column_words import lacking, nowhere
 from kubetune.data.prepared.remarks import written_texts
 from kubetune.data.reading.examples import images_of
 from kubetune.data.reading.formats import read

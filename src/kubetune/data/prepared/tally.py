@@ -9,7 +9,8 @@ from typing import Final
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import DataConfig, SourceConfig
-from kubetune.data.columns import Columns, nowhere
+from kubetune.data.column_facts import Columns
+from kubetune.data.column_words import nowhere
 from kubetune.data.reading.sources import no_records
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split

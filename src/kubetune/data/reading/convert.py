@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kubetune.base.files import require_not_read, written_whole
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.columns import RecordValue, nowhere
+from kubetune.data.column_words import nowhere
 from kubetune.data.reading.examples import (
     Chat,
     Example,
@@ -30,6 +30,7 @@ from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.reading.taken import read_taken
+from kubetune.data.record_values import RecordValue
 from kubetune.errors import DataError
 
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))

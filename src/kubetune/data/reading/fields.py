@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kubetune.base.humanize import visible
-from kubetune.data.columns import RecordValue
 from kubetune.data.reading.strict_json import Flawed, parse
+from kubetune.data.record_values import RecordValue
 
 # Values of keys that say nothing.
 NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})

@@ -11,14 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS, REASONING
-from kubetune.data.columns import (
-    fitting,
-    in_words,
-    in_yaml,
-    is_prose,
-    joined_texts,
-    require_subjects,
-)
+from kubetune.data.column_uses import likely_columns
+from kubetune.data.column_words import in_words, in_yaml
+from kubetune.data.question_subjects import require_subjects
 from kubetune.data.reading.conversations import Beginning, Beside, chat, spoken
 from kubetune.data.reading.examples import Chat, Example, Pair, Text
 from kubetune.data.reading.fields import (
@@ -46,6 +41,7 @@ from kubetune.data.reading.refusals import (
     require_readable,
     require_trained,
 )
+from kubetune.data.record_values import is_prose, joined_texts
 
 Value = Mapping[str, Any]
 
@@ -193,7 +189,7 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
 
 def _other_names(value: Value) -> str:
     """Return what one may paste, with columns of this record that fit."""
-    columns = fitting(value)
+    columns = likely_columns(value)
     if columns:
         return (
             f"; other names are given so: `data: {{train: {{path: FILE, {in_yaml(columns)}}}}}`, or `{in_words(columns)}` "

@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from kubetune.data.column_names import names_metadata, names_subject
-from kubetune.data.columns import in_words, is_prose
+from kubetune.data.column_words import in_words
 from kubetune.data.reading.examples import Label, Labelled
 from kubetune.data.reading.fields import Fields, first_of, keys, parsed, required, show, text_of
+from kubetune.data.record_values import is_prose
 
 Value = Mapping[str, Any]
 

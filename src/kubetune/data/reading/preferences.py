@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.column_names import COMPLETIONS, PROMPTS, TALKS
-from kubetune.data.columns import RecordValue, joined_texts, key_of
 from kubetune.data.reading.conversations import Beginning
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
 from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show
@@ -24,6 +23,7 @@ from kubetune.data.reading.labelled import has_texts
 from kubetune.data.reading.messages import SPEAKERS, read_history
 from kubetune.data.reading.refusals import VERDICTS, require_readable
 from kubetune.data.reading.strict_json import JsonObject
+from kubetune.data.record_values import RecordValue, joined_texts, key_of
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
 _REJECTED: Final = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")

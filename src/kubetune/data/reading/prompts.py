@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from kubetune.data.column_names import COMPLETIONS, RIGHT_ANSWERS, TALKS
-from kubetune.data.columns import RecordValue
 from kubetune.data.reading.fields import parsed
+from kubetune.data.record_values import RecordValue
 
 # Stands for the answer of a record that has none; a text of one character that nobody writes.
 NO_ANSWER: Final = "\N{WORD JOINER}"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.data.column_names import ANSWERS, PROMPTS, TALKS
-from kubetune.data.columns import RecordValue
 from kubetune.data.reading.fields import Fields, quoted, show
 from kubetune.data.reading.messages import SWITCHES
+from kubetune.data.record_values import RecordValue
 
 # Answers to be preferred to others: TRL's and LLaMA-Factory's, LLaMA-Factory's new form, ms-swift's.
 _PREFERENCES: Final = (

@@ -1,0 +1,242 @@
+"""What a column of records holds, counted over all of them: a text that answers are about, thoughts, a class, an id.
+
+Findings name by it what nothing reads, and `kubetune init` chooses by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from kubetune.data.column_names import (
+    ANSWERS,
+    PROMPTS,
+    TALKS,
+    names_metadata,
+    names_subject,
+    names_thought,
+    names_weight,
+)
+from kubetune.data.column_uses import use_of
+from kubetune.data.record_values import (
+    RecordValue,
+    as_integer,
+    count_words,
+    is_empty,
+    is_held,
+    is_number,
+    is_phrase,
+    joined_texts,
+    key_of,
+)
+
+# How readers call a key of messages.
+_OF_MESSAGES: Final = "messages[]."
+
+Meaning = Literal["subject", "thought", "text", "class", "group", "number", "other"]
+
+# Classes of a column: at most so many, in at least so many records. More numbers are counts, ages or scores.
+MOST_CLASSES: Final = 20
+_MOST_NAMED_CLASSES: Final = 200
+FEWEST_RECORDS: Final = 30
+# So many are enough to name the column; a task is guessed from more.
+_FEWEST_NAMED: Final = 6
+_LONGEST_CLASS: Final = 40  # characters
+# Share of the values that are phrases in a column of texts; the others may be single words.
+_PHRASES_OF_A_TEXT: Final = 0.5
+# Share of the records in which a column says what the record says anyway.
+_MOSTLY: Final = 0.9
+_SOME: Final = 0.3
+
+
+@dataclass
+class ColumnFacts:
+    """Counts of the values of one column."""
+
+    records: int = 0  # that hold something in it
+    words: int = 0
+    phrases: int = 0  # records with several words in it
+    repeated: int = 0  # records whose other texts hold it too
+    numbers: int = 0  # records with a number in it
+    # short values as JSON has them; one more than _MOST_NAMED_CLASSES stands for too many; of lists their items
+    values: set[str] = field(default_factory=set)
+    is_short: bool = True
+    is_plain: bool = True  # no lists or objects
+    is_list: bool = True  # nothing but lists
+    # how a text of it is used, from the first record
+    use: dict[str, str] = field(default_factory=dict)
+    # the text that it may be a class of, and the answer beside it, from the first record
+    text: str = ""
+    answer: str = ""
+
+    def add(self, value: Any, texts: Sequence[str]) -> None:
+        """Count a value that is not empty. `texts`: those of the record that are used."""
+        if is_empty(value):
+            return
+        self.records += 1
+        words = count_words(value)
+        self.words += words
+        self.phrases += is_phrase(value)
+        self.numbers += is_number(value)
+        if words and is_held(value, texts):
+            self.repeated += 1
+        # Several classes of a record are a list of names; a list of numbers is scores.
+        items = value if isinstance(value, list) else [as_integer(value)]
+        kinds = str if isinstance(value, list) else (str, int)
+        self.is_list = self.is_list and isinstance(value, list)
+        is_short = all(
+            isinstance(item, kinds) and len(str(item)) <= _LONGEST_CLASS for item in items
+        )
+        self.is_short = self.is_short and is_short
+        self.is_plain = self.is_plain and not isinstance(value, (list, Mapping))
+        if is_short and len(self.values) <= _MOST_NAMED_CLASSES:
+            self.values.update(str(item).strip() for item in items)
+
+    def __add__(self, other: ColumnFacts) -> ColumnFacts:
+        return ColumnFacts(
+            records=self.records + other.records,
+            words=self.words + other.words,
+            phrases=self.phrases + other.phrases,
+            repeated=self.repeated + other.repeated,
+            numbers=self.numbers + other.numbers,
+            values=set(sorted(self.values | other.values)[: _MOST_NAMED_CLASSES + 1]),
+            is_short=self.is_short and other.is_short,
+            is_plain=self.is_plain and other.is_plain,
+            is_list=self.is_list and other.is_list,
+            use=self.use or other.use,
+            text=self.text or other.text,
+            answer=self.answer or other.answer,
+        )
+
+    def meaning(self, name: str, *, records: int) -> Meaning:
+        """Return what the column is. `records`: of all."""
+        if not self.records:
+            return "other"
+        # A prompt has to be that of each record.
+        share = 1.0 if name in PROMPTS else _MOSTLY
+        if self.repeated >= share * self.records:
+            return "other"
+        mean = self.words / self.records
+        # Single words are texts only if they differ: else they are efforts, kinds or languages.
+        is_told = mean >= 2 or (mean >= 1 and self._differ())
+        is_few = self.is_class(name, records=records)
+        if names_thought(name) and is_told and not is_few:
+            return "thought"
+        if names_subject(name) and is_told:
+            return "subject"
+        is_text = self.phrases >= _PHRASES_OF_A_TEXT * self.records
+        # Sentences that repeat beside an answer are instructions.
+        is_said = is_text and bool(self.answer)
+        if not is_said and self.is_class(name, records=records, fewest=_FEWEST_NAMED):
+            return "class"
+        if name in PROMPTS or name in ANSWERS:
+            is_text = mean >= 1
+        if names_metadata(name):
+            # A language or an origin parts the records as a class does.
+            is_group = name not in PROMPTS and self._has_few_values(records, _FEWEST_NAMED)
+            return "group" if is_group and not name.startswith(_OF_MESSAGES) else "other"
+        is_weight = bool(self.answer) and names_weight(name) and self.numbers == self.records
+        if is_weight or self._may_be_predicted(records):
+            return "number"
+        return "text" if is_text else "other"
+
+    def _differ(self) -> bool:
+        """True if most records have a value of their own."""
+        values = len(self.values)
+        return not self.is_short or values > min(self.records / 2, _MOST_NAMED_CLASSES)
+
+    def _may_be_predicted(self, records: int) -> bool:
+        """True if nearly all records have a number beside a plain text, such as a score or a price."""
+        is_beside_text = bool(self.text) and not self.answer
+        return is_beside_text and self.numbers >= max(_FEWEST_NAMED, _MOSTLY * records)
+
+    def is_class(self, name: str, *, records: int, fewest: int = FEWEST_RECORDS) -> bool:
+        """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
+        is_aside = names_metadata(name) or name.startswith(_OF_MESSAGES)
+        return not is_aside and self._has_few_values(records, fewest)
+
+    def _has_few_values(self, records: int, fewest: int) -> bool:
+        """True if the values are few, short and in nearly all records."""
+        if not self.is_short or self.records < fewest:
+            return False
+        # No class may apply to a record, where several may.
+        share = _SOME if self.is_list else _MOSTLY
+        if self.records < share * records or not 2 <= len(self.values) <= self._most_classes():
+            return False
+        # Few rows with a value each are names; numbers with a fraction and dates are no classes.
+        if len(self.values) > self.records / 3:
+            return False
+        return not any(re.fullmatch(r"-?\d+\.\d+|\d{4}-\d\d.*", value) for value in self.values)
+
+    def are_verdicts(self) -> bool:
+        """True if the values are yes and no, as JSON and tables write them."""
+        return {value.lower() for value in self.values} in ({"true", "false"}, {"0", "1"})
+
+    def _most_classes(self) -> int:
+        is_number = all(re.fullmatch(r"-?\d+", value) for value in self.values)
+        return MOST_CLASSES if is_number else _MOST_NAMED_CLASSES
+
+
+class Columns(dict[str, ColumnFacts]):
+    """Counts of the values of columns that nothing reads."""
+
+    def note(
+        self,
+        name: str,
+        value: RecordValue,
+        columns: Mapping[str, str],
+        texts: Sequence[str],
+    ) -> None:
+        """Count one column of a record. `texts`: those of the record that are used."""
+        if name in value:
+            item = value[name]
+        else:
+            item = _of_messages(name, value)
+        if item is None:
+            return
+        facts = self.setdefault(name, ColumnFacts())
+        if not facts.records and name in value:
+            facts.use = use_of(name, value, columns)
+            text = key_of(("text", "sentence", *PROMPTS), value, columns)
+            facts.text = text if isinstance(value.get(text), str) else ""
+            facts.answer = key_of((*ANSWERS, *TALKS, "chosen"), value, columns)
+        facts.add(item, texts)
+
+    def __add__(self, other: Columns) -> Columns:
+        """Return what was seen of both."""
+        merged = Columns(self)
+        for name, facts in other.items():
+            merged[name] = merged[name] + facts if name in merged else facts
+        return merged
+
+    def to_json(self, records: int) -> dict[str, dict[str, Any]]:
+        """Return what each column is, how many records hold it and how it is used."""
+        facts = {}
+        for name, of_column in self.items():
+            meaning = of_column.meaning(name, records=records)
+            if meaning != "other":
+                facts[name] = {
+                    "meaning": meaning,
+                    "records": of_column.records,
+                    "values": len(of_column.values),
+                    "repeated": of_column.repeated,
+                    "is_plain": of_column.is_plain,
+                    "are_verdicts": of_column.are_verdicts(),
+                    "use": of_column.use,
+                    "text": of_column.text,
+                    "answer": of_column.answer,
+                }
+        return facts
+
+
+def _of_messages(name: str, value: RecordValue) -> Any:
+    """Return what the messages of a record hold under a key, such as `messages[].thoughts`; None where none has it."""
+    key = name.removeprefix(_OF_MESSAGES)
+    held = []
+    for turns in value.values():
+        for turn in turns if isinstance(turns, list) else ():
+            if key != name and isinstance(turn, Mapping) and not is_empty(turn.get(key)):
+                held.append(turn[key])
+    return joined_texts(held) if held else None

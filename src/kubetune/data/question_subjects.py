@@ -1,0 +1,124 @@
+"""Texts that a question is about, such as a passage or choices: a record whose reading would leave one out is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kubetune.data.choices import choices_of
+from kubetune.data.column_names import (
+    ANSWERS,
+    PROMPTS,
+    TALKS,
+    names_answer,
+    names_metadata,
+    names_subject,
+    names_thought,
+    words_of_name,
+)
+from kubetune.data.column_uses import with_subject, with_system
+from kubetune.data.column_words import in_list, in_words, in_yaml
+from kubetune.data.record_values import RecordValue, is_held, key_of, leaves, tells_something
+
+# Words of names of lists of objects that are about an answer, or that a model is given in another way.
+_NO_TABLES: Final = frozenset((
+    "meta", "metadata", "info", "extra", "entity", "entitie", "span", "mention", "annotation", "citation", "label", "reward",
+    "tool", "function", "call", "history", "image", "rating",
+))  # fmt: skip
+
+
+def left_subjects(
+    value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool
+) -> list[tuple[str, ...]]:
+    """Return the columns that a question is about and that would be left out; none if `columns` decide.
+
+    Columns that hold a choice each stand together: [("article",), ("A", "B", "C", "D")].
+    """
+    # Whoever names a question or an answer has seen the other columns.
+    is_decided = not columns.keys().isdisjoint((*PROMPTS, *ANSWERS, *TALKS, "chosen", "rejected"))
+    question = key_of((*TALKS, *PROMPTS), value, {})
+    answer = key_of(ANSWERS, value, {})
+    is_talk = question in TALKS
+    if is_decided or not question or (needs_answer and not answer and not is_talk):
+        return []
+    left = []
+    choices = None if is_talk else choices_of(value, question, value.get(answer))
+    if choices is not None and not is_held(
+        list(choices.texts), [value[question], value.get("input")]
+    ):
+        left.append(choices.columns)
+    of_choices = choices.columns if choices is not None else ()
+    for name, item in value.items():
+        if name in (question, answer, "input", *of_choices):
+            continue
+        is_subject = names_subject(name) and tells_something(item)
+        if not is_subject and not is_talk:
+            is_subject = _is_table(name, item, value.get(answer))
+        if is_subject and not is_held(item, [value[question], value.get("input")]):
+            left.append((name,))
+    return left
+
+
+def _is_table(name: str, value: Any, answer: Any) -> bool:
+    """True for a list of objects or rows, or an object of such, that holds the answer of a record."""
+    if not isinstance(answer, str) or len(answer.strip()) < 3:
+        return False
+    parts = list(value.values()) if isinstance(value, Mapping) else [value]
+    are_rows = any(
+        isinstance(part, list) and part and isinstance(part[0], (list, Mapping)) for part in parts
+    )
+    is_aside = names_metadata(name) or names_answer(name) or names_thought(name)
+    if not are_rows or is_aside or name in (*PROMPTS, *TALKS):
+        return False
+    if not _NO_TABLES.isdisjoint(words_of_name(name)):
+        return False
+    return any(answer.strip() in leaf for leaf in leaves(value))
+
+
+def subject_columns(
+    left: Sequence[tuple[str, ...]], value: RecordValue, columns: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the `columns` by which what `left_subjects` returned becomes part of the prompt; none if none can do that."""
+    if len(left) != 1 or len(left[0]) != 1:
+        return {}
+    (name,) = left[0]
+    if key_of(TALKS, value, {}):
+        return with_system(name, value)
+    return with_subject(name, value, columns)
+
+
+def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool) -> None:
+    """Raise ValueError for a text that a question is about, and that would be left out."""
+    left = left_subjects(value, columns, needs_answer=needs_answer)
+    answer = key_of(ANSWERS, value, columns)
+    # Of an answer that is no text the reader says so: no columns make a text of it.
+    is_text = isinstance(value.get(answer, ""), str)
+    if not left or (needs_answer and not is_text):
+        return
+    question = key_of((*TALKS, *PROMPTS), value, {})
+    names = [name for group in left for name in group]
+    it = "it" if len(names) == 1 else "they"
+    listed = in_list(names)
+    has = f"has {listed} beside `{question}`, and {it} would be left out"
+    use = subject_columns(left, value, {})
+    if use:
+        raise ValueError(
+            f"{has} of the prompt; give `{in_yaml(use)}` "
+            f"(`{in_words(use)}` beside `--data`), or name only the other columns to leave it out"
+        )
+    answer = key_of(ANSWERS, value, {})
+    if question in TALKS:
+        decided = {question: question}
+        into = "a message"
+    else:
+        decided = {"instruction": question, **({"output": answer} if answer else {})}
+        into = f"`{question}`"
+    its = "its text"
+    them = "it"
+    if len(names) > 1:
+        its = "their texts"
+        them = "them"
+    raise ValueError(
+        f"{has} of the prompt; write {its} into {into} (`kubetune init FILE` gives a program where it can), or give "
+        f"`{in_yaml(decided)}` to leave {them} out"
+    )

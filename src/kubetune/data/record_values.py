@@ -1,0 +1,98 @@
+"""What a value of a record holds: words, a phrase, a number, the texts within it, or nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+# A record as its file has it.
+RecordValue = Mapping[str, Any]
+
+
+def count_words(value: Any) -> int:
+    """Return the number of words of a text, or of all texts in a list or an object; ids, numbers and dates have none."""
+    if isinstance(value, str):
+        words = [word for word in value.split() if any(map(str.isalpha, word))]
+        # Chinese and its like have no spaces between words.
+        if not value.isascii():
+            return max(len(words), sum(char > "\u2e80" for char in value) // 2)
+        return len(words)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(map(count_words, value))
+    return 0
+
+
+def is_prose(value: Any) -> bool:
+    """True if a value is a text of two words at least, or holds such texts."""
+    return count_words(value) >= 2
+
+
+def is_phrase(value: Any) -> bool:
+    """True for texts of several words, which a name such as `abstract_algebra` has too; an id with digits has none."""
+    if isinstance(value, str) and not any(map(str.isspace, value)):
+        if any(map(str.isdigit, value)):
+            return False
+        value = re.sub(r"[_-]", " ", value)
+    return is_prose(value)
+
+
+def tells_something(value: Any) -> bool:
+    """True for prose, and for a table of short cells; an id or a number tells nothing."""
+    if is_prose(value):
+        return True
+    return any(len(re.findall(r"[^\W_]+", leaf)) > 2 and "|" in leaf for leaf in leaves(value))
+
+
+def joined_texts(value: Any) -> Any:
+    """Return a list of texts as one text, a line each; anything else as it is."""
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return "\n".join(value)
+    return value
+
+
+def is_empty(value: Any) -> bool:
+    """True for None, and for a text, list or object with nothing in it."""
+    return value in (None, "", [], {}) or (isinstance(value, str) and value.isspace())
+
+
+def key_of(names: Sequence[str], value: RecordValue, columns: Mapping[str, str]) -> str:
+    """Return the column that stands for the first of these names; empty if the record has none that holds something."""
+    for name in names:
+        column = columns.get(name, name)
+        if not is_empty(value.get(column)):
+            return column
+    return ""
+
+
+def is_held(value: Any, texts: Sequence[Any]) -> bool:
+    """True if each text in a value is a part of one of these, which may be messages."""
+    held = list(leaves(list(texts)))
+    parts = [part.strip() for part in leaves(value)]
+    return bool(parts) and all(any(part in text for text in held) for part in parts)
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """Yield the texts within a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+
+
+def is_number(value: Any) -> bool:
+    """True for a number, also as the text that a table holds."""
+    if isinstance(value, str):
+        return re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", value, re.ASCII) is not None
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def as_integer(value: Any) -> Any:
+    """Return 4 for 4.0, as tables and data frames write counts and grades; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
