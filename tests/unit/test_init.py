@@ -26,7 +26,7 @@ from kubetune.cli.result import generate_input
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.starting_values import starting_values
-from kubetune.data.inspect.proposal import propose
+from kubetune.data.proposed.proposing import propose
 
 MODEL = str(EMBEDDED / "model")
 

@@ -17,8 +17,8 @@ from kubetune import cli, errors
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.load import load_config
 from kubetune.config.schema import SourceConfig
-from kubetune.data.inspect.answers_as_texts import from_choices
-from kubetune.data.inspect.proposal import propose
+from kubetune.data.proposed.answers_as_texts import from_choices
+from kubetune.data.proposed.proposing import propose
 from tests.layouts import LAYOUTS, ROWS, medmcqa
 
 MODEL = str(EMBEDDED / "model")

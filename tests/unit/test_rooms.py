@@ -22,7 +22,7 @@ TORCHLESS = set(ORDER[: ORDER.index(kubetune.TORCH_BEGINS)]) - LIGHT
 CLUSTER = {"k8s"}
 # Packages within a room, each of which imports only itself, files of the room and packages before it.
 INNER_ORDER = {
-    "data": ["reading", "text", "vision", "prepared", "findings", "inspect"],
+    "data": ["reading", "text", "vision", "prepared", "findings", "inspect", "proposed"],
     "result": ["inference", "gguf_files", "forms", "publishing", "served"],
 }
 # Files of the package's root. They import rooms, and no room imports them.

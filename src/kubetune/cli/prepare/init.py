@@ -123,8 +123,8 @@ def _for_data(args: argparse.Namespace) -> _Made:
     from kubetune.cli.prepare.run_file import run_file
     from kubetune.config.load import load_config
     from kubetune.config.schema import SourceConfig
-    from kubetune.data.inspect.proposal import propose, settle_format
-    from kubetune.data.inspect.proposed_values import model_facts
+    from kubetune.data.proposed.proposed_values import model_facts
+    from kubetune.data.proposed.proposing import propose, settle_format
     from kubetune.data.reading.sources import require_hub_data
     from kubetune.supervisor.command_line import columns_of
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from kubetune.base.humanize import counted
 from kubetune.config.starting_values import VISION_MODEL
-from kubetune.data.inspect.proposal import Proposal, ReasonedChoice
-from kubetune.data.inspect.proposed_values import ModelFacts, proposed_values
+from kubetune.data.proposed.proposal import Proposal, ReasonedChoice
+from kubetune.data.proposed.proposed_values import ModelFacts, proposed_values
 
 # Models to start from where the user names none, by task.
 _EXAMPLES: Final = {"vision_language": VISION_MODEL}

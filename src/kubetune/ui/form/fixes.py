@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kubetune.config.starting_values import starting_values
-from kubetune.data.inspect.proposal import Proposal
+from kubetune.data.proposed.proposal import Proposal
 from kubetune.ui.form.form_fields import LABELS, TASKS
 
 # A run needs these, so emptying them fixes nothing.

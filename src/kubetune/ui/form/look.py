@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from kubetune.base.faults import known
 from kubetune.config.schema import SourceConfig
-from kubetune.data.inspect.proposal import Proposal, propose
+from kubetune.data.proposed.proposal import Proposal
+from kubetune.data.proposed.proposing import propose
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source

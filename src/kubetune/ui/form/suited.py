@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from kubetune.data.inspect.proposal import Proposal, ReasonedChoice
-from kubetune.data.inspect.proposed_values import (
+from kubetune.data.proposed.proposal import Proposal, ReasonedChoice
+from kubetune.data.proposed.proposed_values import (
     ModelFacts,
     general_values,
     model_facts,

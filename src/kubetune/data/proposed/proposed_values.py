@@ -12,7 +12,7 @@ from kubetune.config.schema import DataConfig, ModelConfig
 from kubetune.config.schema.run_facts import LEARNING_RATES
 from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.estimate import is_on_disk, load_here
-from kubetune.data.inspect.proposal import Proposal, ReasonedChoice
+from kubetune.data.proposed.proposal import Proposal, ReasonedChoice
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.model_shapes import ModelFiles
 

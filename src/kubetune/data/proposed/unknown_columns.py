@@ -14,8 +14,8 @@ from kubetune.data.column_names import (
     names_subject,
     names_test,
 )
-from kubetune.data.inspect.answers_as_texts import from_choices, records_within
-from kubetune.data.inspect.seen_records import SeenRecords
+from kubetune.data.proposed.answers_as_texts import from_choices, records_within
+from kubetune.data.proposed.seen_records import SeenRecords
 from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.labelled import pair_in
 

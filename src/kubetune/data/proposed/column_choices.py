@@ -1,0 +1,190 @@
+"""Names of ours for the columns of records, each with its reason; what they mean is guessed by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kubetune.config.schema import RecordKind, SourceConfig
+from kubetune.data.column_names import TALKS
+from kubetune.data.proposed.answers_as_texts import as_text, from_label, into_question
+from kubetune.data.proposed.proposal import ReasonedChoice, values_of
+from kubetune.data.proposed.seen_records import SeenRecords
+from kubetune.data.proposed.trial_reading import can_be_read, has_answer
+from kubetune.data.proposed.unknown_columns import unknown
+from kubetune.data.question_subjects import left_subjects, subject_columns
+from kubetune.data.record_values import RecordValue, key_of
+from kubetune.errors import DataError
+
+# What a column is taken as, by our name of it.
+_MEANINGS: Final = {
+    "messages": "conversation",
+    "chosen": "better answer",
+    "rejected": "worse answer",
+    "image": "image",
+    "prompt": "question",
+    "completion": "answer, which is learned",
+    "label": "class",
+    "text": "text",
+    "text_pair": "text that it is about",
+    "instruction": "question",
+    "input": "text that it is about",
+    "output": "answer, which is learned",
+    "reasoning_content": "thoughts before the answer",
+}
+# The same of columns that were chosen because a question is about one of them.
+_MEANINGS_BESIDE_SUBJECT: Final = {
+    "instruction": "the question",
+    "input": "what the question is about: a part of the prompt",
+    "output": "the answer, which is learned",
+    "chosen": "the better answer",
+    "rejected": "the worse answer",
+    "system": "what the conversation is about: the system's message",
+}
+# The columns that records of a kind have; texts to write may have several sets of them.
+_EXPECTED: Final[Mapping[RecordKind, Sequence[str]]] = {
+    "pair": ("chosen", "rejected", "prompt"),
+    "graded": ("chosen", "rejected", "prompt"),
+    "judged": ("prompt", "completion"),
+    "prompt": ("prompt", "completion"),
+    "labelled": ("text", "label"),
+}
+
+
+def columns_of(
+    kind: RecordKind, seen: SeenRecords, source: SourceConfig
+) -> dict[str, ReasonedChoice]:
+    """Return our names of columns that have others. Raise DataError where no column is known."""
+    by_name = seen.by_name
+    images = _other_columns(("image",), by_name)
+    if source.columns:
+        named = {key: ReasonedChoice(name, "as given") for key, name in source.columns.items()}
+        return images | named if kind == "text" else named
+    if kind == "labelled":
+        _require_text_for_label(seen, source.path)
+    else:
+        subject = _with_subject(kind, seen, source.path)
+        if subject:
+            return images | subject
+    if kind == "text":
+        return images | _columns_of_texts(seen, source.path)
+    if kind == "labelled" and by_name["text_pair"]:
+        return _other_columns(("text", "text_pair", "label"), by_name)
+    if can_be_read(seen.records[0], kind):
+        return {}
+    return _other_columns(_EXPECTED[kind], by_name)
+
+
+def taken_as(key: str, name: str) -> ReasonedChoice:
+    """Return a column that stands for one of our names, with what it is taken as."""
+    return ReasonedChoice(name, f"`{name}` is taken as the {_MEANINGS[key]}")
+
+
+def _columns_of_texts(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
+    """Return our names of columns of texts to write. Raise DataError where no column is known."""
+    by_name = seen.by_name
+    first = seen.records[0]
+    # Of two answers the readers say what they are for: none of them is to be taken for the prompt.
+    if by_name["chosen"] and by_name["rejected"]:
+        return {}
+    if not can_be_read(first, "text"):
+        columns = _columns_by_name(seen, path)
+        # Its names say now which text is the question.
+        return _with_subject("text", seen, path) or columns
+    # {"prompt": …, "solution": …} is known, but as a prompt whose answers are rewarded.
+    names = _other_columns(("prompt", "completion"), by_name)
+    has_both = by_name["prompt"] and by_name["completion"]
+    if has_both and not has_answer(first, {}) and has_answer(first, values_of(names)):
+        return names
+    return {}
+
+
+def _columns_by_name(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
+    """Return our names of columns that only their names tell. Raise DataError where none is known, or two could be."""
+    by_name = seen.by_name
+    # Of images with a question, the label is the answer.
+    if by_name["image"] and by_name["completion"] is None:
+        by_name["completion"] = by_name["label"]
+    # Of an article with its summary, the article is the prompt.
+    if by_name["completion"] and by_name["prompt"] is None:
+        others = [name for name in seen.texts() if name != by_name["completion"]]
+        if len(others) == 1:
+            by_name["prompt"] = others[0]
+    for expected in (("prompt", "completion"), ("messages",), ("text",)):
+        # Another text beside a text may be its answer, which only the user knows.
+        if expected == ("text",) and _texts_beside(seen, by_name["text"]):
+            break
+        if all(by_name[key] for key in expected):
+            return _other_columns(expected, by_name)
+    raise DataError(unknown(seen, path))
+
+
+def _texts_beside(seen: SeenRecords, name: str | None) -> list[str]:
+    """Return the other columns with a text of several words in nearly each record."""
+    number = len(seen.records)
+    return [
+        other
+        for other in seen.texts()
+        if other != name and seen.facts[other].meaning(other, records=number) == "text"
+    ]
+
+
+def _with_subject(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
+    """Return the columns by which a text that the questions are about becomes part of the prompt; none without one.
+
+    Raise DataError with a program for texts that no columns make a part of it.
+    """
+    # In the names that the readers know: other names are mapped to these.
+    names = values_of(_other_columns(("prompt", "completion", "chosen", "rejected"), seen.by_name))
+    for record in seen.records:
+        value = _renamed(record.value, names)
+        left = left_subjects(value, {}, needs_answer=kind == "text")
+        if not left or any(name not in record.value for group in left for name in group):
+            continue
+        use = subject_columns(left, record.value, names)
+        if use:
+            return {
+                key: ReasonedChoice(use[key], f"`{use[key]}` is {meaning}")
+                for key, meaning in _MEANINGS_BESIDE_SUBJECT.items()
+                if key in use
+            }
+        values = [_renamed(record.value, names) for record in seen.records]
+        advice = as_text(record.value, names, path) or into_question(values, names, path)
+        if advice:
+            raise DataError(advice)
+    return {}
+
+
+def _require_text_for_label(seen: SeenRecords, path: str) -> None:
+    """Raise DataError with a program for labels that are answers to learn: one of several choices."""
+    question = seen.by_name["text"] or "text"
+    label = seen.by_name["label"] or "label"
+    advice = from_label([record.value for record in seen.records], question, label, path)
+    if advice:
+        raise DataError(advice)
+
+
+def _renamed(value: RecordValue, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a record whose columns have our names. `names`: the file's, by ours; a conversation keeps its own."""
+    renamed = dict(value)
+    if not key_of(TALKS, value, {}):
+        for key, name in names.items():
+            if name in renamed:
+                renamed[key] = renamed.pop(name)
+    return renamed
+
+
+def _other_columns(
+    expected: Sequence[str], by_name: Mapping[str, str | None]
+) -> dict[str, ReasonedChoice]:
+    """Return the columns that have another name than the expected one, as `data.train.columns` has them."""
+    columns: dict[str, ReasonedChoice] = {}
+    for key in expected:
+        name = by_name[key]
+        if name is None or name == key:
+            continue
+        # The readers know this name by themselves.
+        if key == "image" and name == "images":
+            continue
+        columns[key] = taken_as(key, name)
+    return columns

@@ -1,0 +1,154 @@
+"""What a task needs that only its records tell: the task itself, a reward, a kind of labels, what an evaluation asks."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from kubetune.base.humanize import counted
+from kubetune.config.schema import RecordKind
+from kubetune.data.column_facts import MOST_CLASSES
+from kubetune.data.proposed.proposal import ReasonedChoice
+from kubetune.data.proposed.trial_reading import is_chat
+from kubetune.data.reading.examples import Chat, Example, Labelled, Pair, images_of
+from kubetune.data.reading.prompts import NO_ANSWER
+from kubetune.data.text.answer_targets import last_number
+from kubetune.errors import DataError
+
+_CLASSES_NAMED: Final = 6
+# Words of right answers, on average, up to which an answer may equal one.
+_WORDS_TO_MATCH: Final = 8
+# Tokens of an answer that an evaluation waits for, and rows that it asks: seconds of a small model on a laptop, before
+# training and after each epoch.
+_MOST_ANSWER_TOKENS: Final = 256
+_ASKED: Final = 50
+
+_TASKS: Final[dict[RecordKind, ReasonedChoice]] = {
+    "prompt": ReasonedChoice(
+        "grpo", "prompts with right answers: answers are drawn, and rewarded if they are right"
+    ),
+    "pair": ReasonedChoice("preference", "each row has a better and a worse answer"),
+    "judged": ReasonedChoice("preference", "each answer has a label that says whether it is good"),
+    "labelled": ReasonedChoice(
+        "sequence_classification", "each row has a text and a label: a classifier"
+    ),
+}
+
+
+def task_for(kind: RecordKind, examples: Sequence[Example]) -> ReasonedChoice:
+    """Return the task, and why."""
+    if kind in _TASKS:
+        return _TASKS[kind]
+    if any(images_of(example) for example in examples):
+        return ReasonedChoice("vision_language", "the rows have images")
+    if is_chat(examples[0]):
+        return ReasonedChoice("causal_lm", "conversations: the answers are learned")
+    if isinstance(examples[0], Pair):
+        return ReasonedChoice("causal_lm", "prompts and answers: the answers are learned")
+    return ReasonedChoice("causal_lm", "plain texts: every token is learned")
+
+
+def answers_to_compare(examples: Sequence[Example]) -> ReasonedChoice | None:
+    """Return what an evaluation asks, and compares with the answers of the data; None for texts without questions.
+
+    A few words are right or wrong; of longer answers the words that both have are counted, since hardly any answer is
+    the same to the letter.
+    """
+    lengths = []  # characters
+    words = []
+    for example in examples:
+        text = None
+        if isinstance(example, Pair):
+            text = example.completion
+        elif isinstance(example, Chat) and not example.images:
+            text = example.messages[-1].get("content")
+        if isinstance(text, str) and text.strip():
+            lengths.append(len(text))
+            words.append(len(text.split()))
+    if not lengths:
+        return None
+    metric = "exact_match"
+    reason = "short answers: right or wrong"
+    if statistics.median(words) > _WORDS_TO_MATCH:
+        metric = "token_f1"
+        reason = "long answers: the words that they share with the right one"
+    # A token is about 4 characters of English, and hardly less than 2 of anything; an answer that ends earlier is not
+    # waited for. 100 characters: 56.
+    tokens = min(_MOST_ANSWER_TOKENS, max(32, 8 * -(-max(lengths) // 16)))
+    generate = {"metric": metric, "max_new_tokens": tokens, "rows": _ASKED}
+    return ReasonedChoice(generate, reason)
+
+
+def reward_for(examples: Sequence[Example], path: str) -> ReasonedChoice:
+    """Return the reward that right answers allow. Raise DataError where none of the built-in ones can be got."""
+    answers = []
+    for example in examples:
+        if isinstance(example, Chat):
+            answers.append(example.messages[-1]["content"])
+        elif isinstance(example, Pair):
+            answers.append(example.completion)
+    answers = [answer for answer in answers if answer != NO_ANSWER]
+    advice = (
+        "a function of yours can reward answers: begin with `kubetune init --task grpo -o run.yaml` and write "
+        "`rewards: [{file: rewards.py, function: score}]` (docs/grpo.md). Nothing was written."
+    )
+    if not answers:
+        talks = [example.messages[:-1] for example in examples if isinstance(example, Chat)]
+        if any(message["role"] == "assistant" for talk in talks for message in talk):
+            raise DataError(
+                f"{path} holds conversations that end with a message of the user. `--task causal_lm` learns the answers "
+                f"within them; if answers to the last message are to be drawn, {advice}"
+            )
+        raise DataError(
+            f"{path} holds prompts without right answers, so none can be compared; {advice}"
+        )
+    numbers = sum(_ends_with_number(answer) for answer in answers)
+    if numbers >= 0.9 * len(answers):
+        return ReasonedChoice("numeric", "the right answers end with a number, which is compared")
+    words = sum(len(answer.split()) for answer in answers) / len(answers)
+    if words > _WORDS_TO_MATCH:
+        raise DataError(
+            f"{path} has right answers of {words:.0f} words on average, which no answer equals word by word; {advice}"
+        )
+    return ReasonedChoice(
+        "exact_match", "right answers are rewarded; others, and functions of yours: docs/grpo.md"
+    )
+
+
+def _ends_with_number(answer: str) -> bool:
+    """True for `72`, and for steps that end with `#### 72`."""
+    is_last = re.search(r"\d\S{0,3}\s*$", answer)
+    return is_last is not None and last_number(answer) is not None
+
+
+def problem_type_of(examples: Sequence[Example]) -> ReasonedChoice | None:
+    """Return regression for labels that are numbers to predict, None for classes."""
+    labels = [example.label for example in examples if isinstance(example, Labelled)]
+    numbers = {label for label in labels if isinstance(label, (int, float))}
+    texts = [label for label in labels if isinstance(label, str)]
+    numbers |= {float(text) for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)}
+    has_fraction = any(number != int(number) for number in numbers)
+    is_count = bool(numbers) and numbers == set(range(len(numbers)))
+    is_many = len(numbers) > MOST_CLASSES and not is_count
+    if not (has_fraction or is_many) or 2 * len(numbers) <= len({str(label) for label in labels}):
+        return None
+    reason = (
+        f"{counted(len(numbers), 'number')} from {min(numbers):g} to {max(numbers):g}: no classes"
+    )
+    return ReasonedChoice("regression", reason)
+
+
+def labels_in_words(examples: Sequence[Example], problem_type: ReasonedChoice | None) -> str:
+    """Return in words what the labels are."""
+    if problem_type is not None:
+        return f"The labels are numbers to predict: {problem_type.reason}"
+    labels: Counter[str] = Counter()
+    for example in examples:
+        if isinstance(example, Labelled):
+            labels[str(example.label)] += 1
+    most_common = [f"{name} × {number:,}" for name, number in labels.most_common(_CLASSES_NAMED)]
+    more = f" and {len(labels) - _CLASSES_NAMED:,} more" if len(labels) > _CLASSES_NAMED else ""
+    return f"{counted(len(labels), 'label')}: {', '.join(most_common)}{more}"
