@@ -12,7 +12,7 @@ On a CPU all that is as wide as the vocabulary is made in place, in buffers that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, cast
@@ -192,7 +192,45 @@ def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
         total[start : start + rows] += d_logits[:, start : start + rows].t() @ x
 
 
-def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
+class HeadGradients:
+    """Gradients of rows, weight and bias of a head, added up chunk by chunk: dX = dL W and dW += dLᵀ X.
+
+    `learns` is `ctx.needs_input_grad` of a function whose first arguments are rows, weight and bias.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: Head,
+        learns: Sequence[bool],
+    ) -> None:
+        self._hidden = hidden
+        self._weight = weight
+        self._head = head
+        self._d_hidden = torch.empty_like(hidden)
+        self._d_weight = _opened(weight, head.weight_sum) if learns[1] else None
+        self._d_bias = None
+        if bias is not None and learns[2]:
+            self._d_bias = _opened(bias, head.bias_sum)
+
+    def add(self, span: slice, d_logits: Tensor) -> None:
+        """Add those of a chunk of rows, from the gradient of their logits `[labels, vocabulary]`."""
+        torch.mm(d_logits, self._weight, out=self._d_hidden[span])
+        if self._d_weight is not None:
+            add_product(self._d_weight, d_logits, self._hidden[span])
+        if self._d_bias is not None:
+            self._d_bias += d_logits.float().sum(0)
+
+    def for_autograd(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return them, in fp32 for weight and bias. What is in the optimizer's sums must not be added again: it is None."""
+        d_weight = self._d_weight if self._head.weight_sum is None else None
+        d_bias = self._d_bias if self._head.bias_sum is None else None
+        return self._d_hidden, d_weight, d_bias
+
+
+def _opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
     """Return the fp32 sum that gradients of a parameter are added to: the collected one, or zeros."""
     if collected is not None:
         return collected.opened()
@@ -221,27 +259,14 @@ class FusedLinearLoss(Function):
         scale: float,
         head: Head,
     ) -> Tensor:
-        # Chunk by chunk, the gradient of logits takes their place and is used up at once: dX = dL W, dW += dLᵀ X.
-        # Nothing is computed twice; the price is that gradients are made unasked, with `scale` known here.
-        weight_sum = head.weight_sum
-        bias_sum = head.bias_sum
-        d_hidden = torch.empty_like(hidden)
-        d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
-        d_bias = opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
-
+        # Chunk by chunk, the gradient of logits takes their place and is used up at once. Nothing is computed twice; the
+        # price is that gradients are made unasked, with `scale` known here.
+        gradients = HeadGradients(hidden, weight, bias, head, ctx.needs_input_grad)
         loss = torch.zeros((), device=hidden.device)
         for span, losses, d_logits in tiles(hidden):
             loss += losses.sum()
-            torch.mm(d_logits, weight, out=d_hidden[span])
-            if d_weight is not None:
-                add_product(d_weight, d_logits, hidden[span])
-            if d_bias is not None:
-                d_bias += d_logits.float().sum(0)
-
-        # Autograd must not add again what is in the optimizer's sums already.
-        ctx.save_for_backward(
-            d_hidden, d_weight if weight_sum is None else None, d_bias if bias_sum is None else None
-        )
+            gradients.add(span, d_logits)
+        ctx.save_for_backward(*gradients.for_autograd())
         ctx.dtype = weight.dtype
         return loss * scale
 

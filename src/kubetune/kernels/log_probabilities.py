@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.kernels.cross_entropy import Head, add_product, chunks, opened
+from kubetune.kernels.cross_entropy import Head, HeadGradients, chunks
 
 
 class LinearLogProbabilities(Function):
@@ -61,24 +61,12 @@ class LinearLogProbabilities(Function):
 
         hidden, weight, bias, labels = ctx.saved_tensors
         head = ctx.head
-        d_hidden = torch.empty_like(hidden)
-        d_weight = opened(weight, head.weight_sum) if ctx.needs_input_grad[1] else None
-        d_bias = opened(bias, head.bias_sum) if ctx.needs_input_grad[2] else None
-
-        # As in cross_entropy.py, dX = dL W and dW += dLᵀ X, with each row of dL times its g.
+        gradients = HeadGradients(hidden, weight, bias, head, ctx.needs_input_grad)
+        # Each row of the gradient of the logits, times its g.
         for span, _, d_logits in chunks(hidden, labels, head, -1.0):
             d_logits.mul_(grad[span, None])
-            torch.mm(d_logits, weight, out=d_hidden[span])
-            if d_weight is not None:
-                add_product(d_weight, d_logits, hidden[span])
-            if d_bias is not None:
-                d_bias += d_logits.float().sum(0)
-
-        # Sums that the optimizer holds are not handed to autograd again.
-        if d_weight is not None and head.weight_sum is not None:
-            d_weight = None
-        if d_bias is not None and head.bias_sum is not None:
-            d_bias = None
+            gradients.add(span, d_logits)
+        d_hidden, d_weight, d_bias = gradients.for_autograd()
         return d_hidden, _in(weight.dtype, d_weight), _in(weight.dtype, d_bias), None, None
 
 
