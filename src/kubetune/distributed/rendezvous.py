@@ -26,6 +26,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from kubetune import errors
 from kubetune.base import fault_injection
+from kubetune.rundir import waits
 from kubetune.supervisor.rank_environment import START_ID
 
 # Time beyond the timeout, for ranks that wait for rank 0's list of missing ranks.
@@ -139,11 +140,8 @@ class Rendezvous:
         for rank in range(self.size):
             if rank not in missing:
                 here.append(f"rank {rank} on {self._read(f'here/{rank}')}")
-        return (
-            f"{names} never came: {self.size} ranks were to meet at {self.address} within "
-            f"{self.timeout_seconds:g} s, here are {', '.join(here)}. Look whether their processes run, and whether they "
-            "reach that address and port"
-        )
+        everybody = f"{self.size} ranks"
+        return waits.never_came(names, everybody, self.address, self.timeout_seconds, here)
 
 
 def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
@@ -227,17 +225,15 @@ def _open_store(
 def _why_silent(host: str, port: int) -> str:
     try:
         with socket.create_connection((host, port), MARGIN_SECONDS):
-            return "something there takes connections and does not answer; it is stopped, or another program"
+            return waits.SILENT
     except OSError as error:
         return error.strerror or str(error)
 
 
 def _not_found(rank: int, address: str, timeout_seconds: float, reason: str) -> Absent:
     """Return the error for a store that could not be reached."""
-    return Absent(
-        f"rank {rank} on {socket.gethostname()} did not find rank 0 at {address} within {timeout_seconds:g} s: "
-        f"{reason.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
-    )
+    here = f"rank {rank} on {socket.gethostname()}"
+    return Absent(waits.not_found(here, "rank 0", address, timeout_seconds, reason))
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

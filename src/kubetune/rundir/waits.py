@@ -1,7 +1,8 @@
 """Whom the agent of a node waits for before a start: a note in the run directory, for `status` and `watch`.
 
 `logs/node-N.waits.json` exists only while the agent waits. It is written again every few seconds, so that an old one is
-known as that of an agent which was killed.
+known as that of an agent which was killed. The sentences for those who never come are here too: nodes and ranks
+meet alike.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kubetune.base import files
 
 _NOTE_SECONDS = 5.0
 _OLD_SECONDS = 60.0
+
+SILENT = "something there takes connections and does not answer; it is stopped, or another program"
 
 
 @contextmanager
@@ -88,3 +91,21 @@ def _note(path: Path) -> dict[str, Any] | None:
 def nodes(numbers: Sequence[int]) -> str:
     """Return the names of nodes: "node 1, node 3"."""
     return ", ".join(f"node {number}" for number in numbers)
+
+
+def never_came(
+    missing: str, all_of_them: str, address: str, seconds: float, here: Sequence[str]
+) -> str:
+    """Return what is said where some have met and others have not come: "node 1 never came: 2 nodes were to meet at …"."""
+    return (
+        f"{missing} never came: {all_of_them} were to meet at {address} within {seconds:g} s, here are {', '.join(here)}. "
+        "Look whether their processes run, and whether they reach that address and port"
+    )
+
+
+def not_found(seeker: str, sought: str, address: str, seconds: float, reason: str) -> str:
+    """Return what is said where the first of them is not at its address: "node 1 on b did not find node 0 at …"."""
+    return (
+        f"{seeker} did not find {sought} at {address} within {seconds:g} s: {reason.rstrip('.')}. Look whether it runs, and "
+        "whether MASTER_ADDR and MASTER_PORT lead to it"
+    )

@@ -330,11 +330,9 @@ class Centre:
         here = [f"node 0 on {socket.gethostname()}"]
         for _, connection in sorted(self._members().items()):
             here.append(connection.title)
-        return (
-            f"{waits.nodes(missing)} never came: {place.nodes} nodes were to meet at "
-            f"{place.master_addr}:{place.master_port} within {seconds:g} s, here are {', '.join(here)}. Look whether "
-            "their processes run, and whether they reach that address and port"
-        )
+        address = f"{place.master_addr}:{place.master_port}"
+        names = waits.nodes(missing)
+        return waits.never_came(names, f"{place.nodes} nodes", address, seconds, here)
 
     def serve(self, seconds: float) -> Loss | None:
         """Handle what comes within `seconds`. Return why the start cannot go on, None while it can."""
@@ -501,10 +499,7 @@ class Spoke:
         address = f"{self._place.master_addr}:{self._place.master_port}"
         if self._waits_for:
             return f"{here} waited for {self._waits_for} for {seconds:g} s"
-        return (
-            f"{here} did not find node 0 at {address} within {seconds:g} s: {self._reason}. Look whether it runs, and "
-            "whether MASTER_ADDR and MASTER_PORT lead to it"
-        )
+        return waits.not_found(here, "node 0", address, seconds, self._reason)
 
     def _try_to_meet(self) -> Start | None:
         """Connect, or hear what node 0 says. Return the start, None while there is none."""
@@ -586,7 +581,7 @@ class Spoke:
             nodes=place.nodes,
             host=socket.gethostname(),
         )
-        self._reason = "something there takes connections and does not answer; it is stopped, or another program"
+        self._reason = waits.SILENT
 
     def _reach_node_0(self) -> socket.socket | None:
         """Return a socket that is connected to node 0, None while its name is being looked up. Raise OSError."""
