@@ -42,7 +42,14 @@ from kubetune.models.mixtures.stacked_experts import swap_experts
 from kubetune.models.sharded_base import base_shards
 from kubetune.models.sharded_base.reading import Reader
 from kubetune.plan import model_shapes
-from kubetune.plan.base_model import Embeddings, require_plain_config, require_whole_groups
+from kubetune.plan.base_model import (
+    FETCH_AGAIN,
+    Embeddings,
+    needs_code,
+    other_shapes,
+    require_plain_config,
+    require_whole_groups,
+)
 from kubetune.plan.linears import UNQUANTISED, is_expert
 
 if TYPE_CHECKING:
@@ -364,15 +371,7 @@ def _require_shapes(
     """
     wrong = sorted(weight for weight in mismatched if weight[0].startswith(prefix))
     if wrong:
-        shown = "; ".join(
-            f"{name} is {list(stored)}, expected {list(wanted)}"
-            for name, stored, wanted in wrong[:5]
-        )
-        more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
-        raise errors.ModelError(
-            f"model {model.path}: its weights have other shapes than its config.json asks for: {shown}{more}. Fetch "
-            "both from the same place again, or fix config.json"
-        )
+        raise other_shapes(model.path, wrong)
 
 
 def _require_layers(model: ModelConfig, loaded: nn.Module, missing: Iterable[str]) -> None:
@@ -391,8 +390,8 @@ def _require_layers(model: ModelConfig, loaded: nn.Module, missing: Iterable[str
         what = counted(len(layers), "layer")
         shown = sorted(layers)
     raise errors.ModelError(
-        f"model {model.path}: its weights lack {what} that config.json asks for: {', '.join(shown[:5])}. Fetch both from "
-        "the same place again, or fix config.json"
+        f"model {model.path}: its weights lack {what} that config.json asks for: {', '.join(shown[:5])}. "
+        f"{FETCH_AGAIN}"
     )
 
 
@@ -432,10 +431,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
         ) from error
     except (OSError, ValueError, ImportError) as error:
         if "trust_remote_code" in str(error):
-            raise errors.ModelError(
-                f"model {model.path} needs code from its repository: set model.trust_remote_code and pin "
-                "model.revision to a commit you have read"
-            ) from error
+            raise needs_code(model.path) from error
         # transformers wraps errors of the hub in an OSError of its own, with other advice.
         for cause in errors.causes(error, hidden=True):
             if isinstance(cause, kinds):

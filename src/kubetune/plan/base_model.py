@@ -42,6 +42,30 @@ _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings)\.weigh
 _LEARNED = ("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt")
 
 
+# What to do about weights and a config.json that do not belong together.
+FETCH_AGAIN: Final = "Fetch both from the same place again, or fix config.json"
+
+
+def needs_code(model_path: str) -> ModelError:
+    """Return the error for a model that comes with code of its own, which nobody has allowed."""
+    return ModelError(
+        f"model {model_path} needs code from its repository: set model.trust_remote_code and pin model.revision to a "
+        "commit you have read"
+    )
+
+
+def other_shapes(model_path: str, wrong: Sequence[tuple[str, Any, Any]]) -> ModelError:
+    """Return the error for weights that do not fit config.json. `wrong`: names, shapes in the file and expected ones."""
+    parts = [
+        f"{name} is {list(stored)}, expected {list(wanted)}" for name, stored, wanted in wrong[:5]
+    ]
+    shown = "; ".join(parts)
+    more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
+    return ModelError(
+        f"model {model_path}: its weights have other shapes than its config.json asks for: {shown}{more}. {FETCH_AGAIN}"
+    )
+
+
 @dataclass(frozen=True)
 class Positions:
     """The positions that a model can give to tokens."""

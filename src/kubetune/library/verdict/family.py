@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.errors import ModelError
+from kubetune.plan.base_model import FETCH_AGAIN
 from kubetune.plan.model_shapes import Weights, layer_of
 
 # A file with the names that tensors have in files where these differ from the model's, by family or class.
 _RENAMES: Final = "conversion_mapping.py"
-_REMEDY: Final = "Fetch both from the same place again, or fix config.json"
 _NORMS: Final = ("LayerNorm", "RMSNorm")
 # What the tensors of a norm are called in old files. Loading knows them.
 _OLD: Final = {"gamma": "weight", "beta": "bias"}
@@ -71,20 +71,22 @@ def require_family(path: str, weights: Weights) -> None:
         module = tensor.rpartition(".")[0]
         if stack.has_mostly(tensor) and not _is_known(module, words):
             raise ModelError(
-                f"{what}: most layers have {module}, which such a model has not. {_REMEDY}"
+                f"{what}: most layers have {module}, which such a model has not. {FETCH_AGAIN}"
             )
     # Of a model that is made of several, this code has only the part that joins them. Other formats add biases.
     if len(known) > 1 or known[0].is_renamed or "quantization_config" in weights.config:
         return
     for module, has_bias in _modules_of_layers(known[0].text, weights.config).items():
         if not any(name.rpartition(".")[0] == module for name in stack.tensors):
-            raise ModelError(f"{what}: no layer has {module}, which such a model has. {_REMEDY}")
+            raise ModelError(
+                f"{what}: no layer has {module}, which such a model has. {FETCH_AGAIN}"
+            )
         bias = f"{module}.bias"
         if has_bias and bias not in stack.tensors:
-            raise ModelError(f"{what}: no layer has {bias}, which such a model has. {_REMEDY}")
+            raise ModelError(f"{what}: no layer has {bias}, which such a model has. {FETCH_AGAIN}")
         if has_bias is False and stack.has_mostly(bias):
             raise ModelError(
-                f"{what}: most layers have {bias}, which such a model has not. {_REMEDY}"
+                f"{what}: most layers have {bias}, which such a model has not. {FETCH_AGAIN}"
             )
 
 

@@ -11,7 +11,13 @@ from typing import Any
 from kubetune.base.humanize import counted
 from kubetune.data.reading.hub import offline
 from kubetune.errors import ModelError
-from kubetune.plan.base_model import require_plain_config, require_whole_groups
+from kubetune.plan.base_model import (
+    FETCH_AGAIN,
+    needs_code,
+    other_shapes,
+    require_plain_config,
+    require_whole_groups,
+)
 from kubetune.plan.model_shapes import (
     ModelFiles,
     Weights,
@@ -23,7 +29,6 @@ from kubetune.plan.model_shapes import (
 
 # Decoders that are as `shapes_of` says, whatever else their config.json has.
 _PLAIN = ("llama", "mistral", "qwen2", "qwen3")
-_REMEDY = "fetch both from the same place again, or fix config.json"
 
 
 def require_whole_model(model: ModelFiles, *, has_code: bool = False) -> None:
@@ -81,10 +86,7 @@ def _require_known(path: str, facts: Mapping[str, Any]) -> None:
     model_type = str(facts.get("model_type", ""))
     if model_type and known and f'"{model_type}"' not in known:
         if facts.get("auto_map"):
-            raise ModelError(
-                f"model {path} needs code from its repository: set model.trust_remote_code and pin model.revision to a "
-                "commit you have read"
-            )
+            raise needs_code(path)
         raise ModelError(
             f"model {path}: the installed transformers knows no model_type {model_type}; install a newer one "
             "(`pip install -U transformers`), or take another model"
@@ -109,14 +111,11 @@ def _require_sizes(path: str, weights: Weights) -> None:
     if isinstance(expected, int) and 0 < layers < expected:
         raise ModelError(
             f"model {path}: its weights have {counted(layers, 'layer')}, and config.json asks for {expected:,} "
-            f"(num_hidden_layers); {_REMEDY}"
+            f"(num_hidden_layers). {FETCH_AGAIN}"
         )
     if config.get("model_type") not in _PLAIN or "quantization_config" in weights.config:
         return
     for name, wanted in shapes_of(config).items():
         stored = weights.shapes.get(name)
         if stored is not None and stored != wanted:
-            raise ModelError(
-                f"model {path}: its weights have other shapes than its config.json asks for: {name} is {list(stored)}, "
-                f"expected {list(wanted)}. {_REMEDY[0].upper()}{_REMEDY[1:]}"
-            )
+            raise other_shapes(path, [(name, stored, wanted)])
