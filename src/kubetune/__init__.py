@@ -127,7 +127,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'kubetune' has no attribute {name!r}")
     home = import_module(f"kubetune.{_HOMES[name]}")
-    # Of these names `errors` alone is a module: importing another would put it in the function's place.
+    # `errors` is the only module among these names: importing another would put it in the function's place.
     return home if name == "errors" else getattr(home, name)
 
 

@@ -68,7 +68,7 @@ def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
             'Apply failed with 1 conflict: conflict with "kubectl": .spec.x',
             "go on with that tool, or remove what it made (kubetune delete RUN",
         ),
-        (409, "the object has been modified", "somebody else changed it meanwhile"),
+        (409, "the object has been modified", "it was changed in the meantime"),
         (503, "etcd leader changed", "try again later"),
         (418, "<html>a proxy</html>", "a proxy"),
     ],
@@ -469,7 +469,7 @@ def test_a_victim_is_not_the_reason_while_the_cause_is_not_known() -> None:
     for victim in (ended_pod(0, 145, lost, "LostPeer"), restarting):
         line = next(headline(observed_run("waiting", victim)))
         assert "145" not in line
-        assert line.endswith("the next start follows")
+        assert line.endswith("; restarting")
 
 
 def test_a_long_reason_stands_there_once() -> None:

@@ -613,7 +613,7 @@ def test_functions_reach_no_network_where_the_kernel_allows_that(code: Path) -> 
             "Silent",
             "Silent gives an object of Silent, which has no `__call__`; expected a function",
         ),
-        ("drawn", "drawn is a generator, whose values nobody takes"),
+        ("drawn", "drawn is a generator, and its values are never read"),
         ("other", "other(a, b) is no reward function; expected f(prompts, completions"),
     ],
 )

@@ -241,7 +241,7 @@ def test_only_plain_texts_are_split(model: Path, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": LONG["text"]}]
     file = write(tmp_path / "a.jsonl", [LONG, {"messages": turns}])
     with pytest.raises(
-        DataError, match=r"a.jsonl:2: has .* tokens of 128, and .*split is for plain texts alone"
+        DataError, match=r"a.jsonl:2: has .* tokens of 128, and .*split is only for plain texts"
     ):
         prepare(config(model, tmp_path, str(file), max_length=128, overlong="split"))
 

@@ -726,7 +726,7 @@ def test_labels_that_are_spelled_in_two_ways_are_named(
     assert cli.main(["data", "check", str(run_file)]) == 0
     stdout = capsys.readouterr().out
     sentence = (
-        "labels that differ in case or spaces alone: Spam and spam, not spam and not_spam; each"
+        "labels that differ only in case or spaces: Spam and spam, not spam and not_spam; each"
     )
     assert f"warning: {sentence} is a class of its own. Write those that" in stdout
 

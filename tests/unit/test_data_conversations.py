@@ -120,7 +120,7 @@ FLAWS = [
     ({"messages": [USER, ANSWER, say("assistant", "And on.")]}, "with two answers in a row"),
     (
         {"messages": [USER, say("assistant", "<think>\nHm.\n</think>\nPong.", reasoning_content="Hm, hm.")]},
-        "with thoughts in a field beside a content that begins with thoughts",
+        "with thoughts in a field and in the content too",
     ),
     (
         {"messages": [USER, ANSWER, say("tool", "<tool_response>\n3\n</tool_response>"), ANSWER]},
@@ -169,7 +169,7 @@ def test_carriage_returns_alone_are_refused_with_what_converts_them(
     file.write_bytes(b"text\r\none\r\n")
     problems = Problems()
     list(read_file(file, problems))
-    assert "carriage returns alone" not in str(problems.first)
+    assert "carriage returns only" not in str(problems.first)
 
 
 def test_a_prompt_in_messages_is_not_called_plain_text() -> None:

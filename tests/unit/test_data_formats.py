@@ -374,7 +374,7 @@ def test_named_columns_and_a_named_shape() -> None:
         ),
         (
             {"history": [["a", "b"]], "prompt": "a", "completion": "b"},
-            "has a `history` beside its prompt",
+            "has a `history` besides its prompt",
         ),
         ({"instruction": "x", "output": "y", "history": 5}, "history is 5; expected a list"),
         (

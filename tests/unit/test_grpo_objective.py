@@ -212,7 +212,7 @@ def test_settings_that_mean_nothing_together_are_refused_together() -> None:
         ({"name": "length"}, "rewards every answer alike"),
         (
             {"name": "length", "settings": {"target": 8, "max_tokens": 9}},
-            "max_tokens: means nothing beside target",
+            "max_tokens: means nothing together with target",
         ),
         ({"name": "regex", "settings": {"pattern": "(a"}}, "which is no regular expression"),
         ({"name": "label", "settings": {"labels": []}}, "expected a list of words"),

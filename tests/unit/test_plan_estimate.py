@@ -192,7 +192,7 @@ def test_rows_of_texts_that_are_split_are_told_as_a_guess(
     [
         (
             {"prompt": "Why?", "completion": TEXTS[3] * 40},
-            "data.overlong: split is for plain texts alone",
+            "data.overlong: split is only for plain texts",
         ),
         (
             {"prompt": "<image>Why?", "completion": "No.", "images": ["a.png"]},

@@ -214,7 +214,7 @@ def test_what_cannot_be_compared_is_refused_with_its_line(
     ("task", "words"),
     [
         ("preference", r"set `preference\.images: true`"),
-        ("reward_model", "a reward model scores texts alone"),
+        ("reward_model", "a reward model scores only texts"),
     ],
 )
 def test_images_are_not_dropped_where_nothing_sees_them(

@@ -469,7 +469,7 @@ CASES = {
         make=lambda folder: put_quantised(folder, "bitsandbytes", load_in_4bit=True), lacks=("bitsandbytes",),
     ),
     "a base that takes a GPU": Case(
-        "its weights are quantised by nvfp4, which loads on a GPU alone", OF_MODEL,
+        "its weights are quantised by nvfp4, which loads only on a GPU", OF_MODEL,
         make=lambda folder: put_quantised(folder, "nvfp4"),
     ),
     "a base that is called quantised": Case(
@@ -553,7 +553,7 @@ CASES = {
         make=code("import nowhere_at_all.inside\ndef score(completions, **columns): return 1"),
     ),
     "a reward that is a generator": Case(
-        r"mine\.py:1: score is a generator \(it has `yield`\), whose values nobody takes", MINE, by_code=True,
+        r"mine\.py:1: score is a generator \(it has `yield`\), and its values are never read", MINE, by_code=True,
         make=code("def score(completions, **columns):\n    for text in completions:\n        yield 1.0"),
     ),
     "a reward that is an asynchronous generator": Case(
@@ -565,7 +565,7 @@ CASES = {
         make=code("def score(completions, **columns):\n    def inner(): return 1\n    print(inner())\n    return"),
     ),
     "a metric that has to be waited for": Case(
-        "score is `async`, and nobody waits for it", OWN, by_code=True,
+        "score is `async`, and it is never awaited", OWN, by_code=True,
         make=code("async def score(prompt, answer, reference, record): return 1.0"),
     ),
     "a metric of a reward's form": Case(

@@ -85,7 +85,7 @@ def configure(
     root.addHandler(console)
     if run_dir is not None:
         root.addHandler(_RankFile(run_dir, rank))
-    # `level` is for our lines. Of libraries only warnings are shown.
+    # `level` is for our lines. Libraries show only warnings.
     root.setLevel(logging.WARNING)
     logging.getLogger(_ROOT).setLevel(level)
     logging.captureWarnings(True)

@@ -16,7 +16,7 @@ PATIENT_SECONDS = 600.0
 # Before the first sign of a command: with the start of Python before it, less than two seconds.
 SIGN_SECONDS = 1.5
 
-OF_PREPARING = "the data have been in preparation for %s; where that tells nothing, look whether its process is stopped"
+OF_PREPARING = "the data have been in preparation for %s; if that tells nothing, look whether its process is stopped"
 
 
 @contextmanager

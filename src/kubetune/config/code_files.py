@@ -208,9 +208,9 @@ def require_answers(code: CodeFile, function: str, *, may_wait: bool) -> None:
     nodes = list(_own_statements(definition))
     problem = ""
     if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
-        problem = "is a generator (it has `yield`), whose values nobody takes"
+        problem = "is a generator (it has `yield`), and its values are never read"
     elif isinstance(definition, ast.AsyncFunctionDef) and not may_wait:
-        problem = "is `async`, and nobody waits for it"
+        problem = "is `async`, and it is never awaited"
     elif not any(isinstance(node, ast.Return) and node.value is not None for node in nodes):
         problem = "has no `return` with a value"
     if problem:
@@ -274,7 +274,7 @@ def _definition(code: CodeFile, function: str) -> ast.FunctionDef | ast.AsyncFun
     for node in ast.walk(code.tree):
         if isinstance(node, _DEFINITIONS) and node.name == function:
             definitions.append(node)
-    # Of two functions with one name, only running the file tells which is left.
+    # If two functions have one name, only running the file tells which is left.
     if len(definitions) != 1:
         return None
     definition = definitions[0]

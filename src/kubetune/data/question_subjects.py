@@ -91,7 +91,7 @@ def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_an
     """Raise ValueError for a text that a question is about, and that would be left out."""
     left = left_subjects(value, columns, needs_answer=needs_answer)
     answer = key_of(ANSWERS, value, columns)
-    # Of an answer that is no text the reader says so: no columns make a text of it.
+    # If the answer is no text, the reader says so: no columns make a text of it.
     is_text = isinstance(value.get(answer, ""), str)
     if not left or (needs_answer and not is_text):
         return

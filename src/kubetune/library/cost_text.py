@@ -105,7 +105,7 @@ def _memory_lines(
             "in float32; less if the processor has instructions for bfloat16 (model.dtype: auto)",
         )
     if not weights.stated:
-        yield "", "from config.json alone: the weights are not on this machine"
+        yield "", "only from config.json: the weights are not on this machine"
 
     for change, changed in changes:
         yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"

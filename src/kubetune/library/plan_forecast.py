@@ -129,7 +129,7 @@ def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
         if errors:
             refused.append(DataError(errors))
         data = measure_data(config, environ, model_files, load_tokenizer)
-        # Of many rows only the first were looked at, and no plan can be made from none.
+        # Only the first of many rows were looked at, and no plan can be made from none.
         if findings is None and data.lengths is not None and data.lengths.refusal:
             raise DataError(data.lengths.refusal)
     except (ConfigError, DataError, ModelError) as error:

@@ -123,7 +123,7 @@ def opening(config: Config, plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _warnings(task: str, plan: Plan) -> Iterator[str]:
     """Yield what a run should rather have otherwise."""
-    # Of GRPO a step has many answers to each of its rows.
+    # A step of GRPO has many answers to each of its rows.
     if task != "grpo" and _is_noisy(plan):
         yield (
             f"warning: a step of fewer than {FEWEST_ROWS_OF_A_STEP} rows is noisy, and learns badly; "
@@ -133,7 +133,7 @@ def _warnings(task: str, plan: Plan) -> Iterator[str]:
 
 def _is_noisy(plan: Plan) -> bool:
     """True if an optimizer step has few rows though there are more of them."""
-    # Of a batch in tokens, nobody knows the rows before they are packed.
+    # The rows of a batch in tokens are not known before they are packed.
     if plan.global_batch_tokens is not None:
         return False
     has_more = plan.rows is None or plan.rows > plan.global_batch_size

@@ -88,7 +88,7 @@ def _require_runs(lm: Any) -> None:
     if problem:
         raise errors.ModelError(
             f"model {lm.name_or_path}: {type(lm).__name__} cannot classify a text of {batch.num_tokens} tokens by "
-            f"itself ({problem}); choose a model that takes texts alone, of any length"
+            f"itself ({problem}); choose a model that takes only texts, of any length"
         )
 
 

@@ -202,7 +202,7 @@ def _swap_swiglu(model: nn.Module, kernels: Kernels) -> int:
         gated = pointwise.swiglu(kernels, self.gate_proj(x), self.up_proj(x))
         return self.down_proj(gated)  # type: ignore[no-any-return]
 
-    # Of the embeddings: the weights of the module itself may be codes of a quantiser.
+    # Those of the embeddings: the weights of the module itself may be codes of a quantiser.
     arithmetic = next(model.parameters())
     number = 0
     module: Any

@@ -92,7 +92,7 @@ class Learner:
     gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
     # Takes back what was changed in transformers for this model.
     undo: ExitStack = field(default_factory=ExitStack)
-    # Of parts of the step that is being made, for its timing.
+    # Seconds of parts of the step that is being made, for its timing.
     seconds: dict[str, float] = field(default_factory=dict)
     # How the routers of a mixture load its experts.
     routing: Routing = field(default_factory=Routing)

@@ -50,7 +50,7 @@ class Costs:
     memory: Forecast | None  # of one device
     bill: Bill | None  # time and price of the steps
     evaluation_hours: float | None  # of all evaluations
-    # Of asking the model before training, or a teacher, about every answer once.
+    # Cost of asking the model before training, or a teacher, about every answer once.
     reference_hours: float | None
     # Of a run by reward: what it draws, the most bytes of a process's key-value cache, and its hours by part.
     drawing: Drawing | None

@@ -36,7 +36,7 @@ class Plan(BaseModel):
     world_size: int  # processes of all nodes
     device: Literal["cuda", "cpu"]
     backend: Literal["nccl", "gloo"]
-    # Of the data; None until they are read.
+    # Rows of the data; None until they are read.
     rows: int | None
     eval_rows: int | None
     tokens_per_epoch: int | None = None

@@ -12,7 +12,7 @@ from kubetune.base.humanize import share
 
 _COUNTED = (
     "FLOPs that training needs: 4 a token for a frozen weight and 6 for a trained one, causal attention halved, the "
-    "head where there is a label; no padding, no recomputation. Time within steps; evaluation and saving are not in it."
+    "head only for labels; no padding, no recomputation. Time within steps; evaluation and saving are not in it."
 )
 
 

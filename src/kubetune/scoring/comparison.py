@@ -48,7 +48,7 @@ class Measured:
     after: float
     before_interval: Interval  # 95 %, over the rows
     after_interval: Interval  # 95 %, over the rows
-    # Of BLEU and chrF, which are measured over all rows together, the test compares the scores of single rows.
+    # For BLEU and chrF, which are measured over all rows together, the test compares the scores of single rows.
     paired: Comparison
 
     def facts(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def collect(
         padding_free=learner.route.padding_free,
         even=even,
     )
-    # Of each rank, so that all of them take part in the trial.
+    # A row of each rank, so that all of them take part in the trial.
     if only_largest:
         for batches in shares:
             batches.sort(key=lambda ids: -int(rows.lengths[ids].sum()))

@@ -185,7 +185,7 @@ class RunLog:
         """Make the numbers durable, before a checkpoint that must not be ahead of them."""
         if self.numbers is not None:
             self.numbers.sync()
-            # Of an evaluation that was stopped.
+            # The line of an epoch whose evaluation was stopped.
             self.epochs.write()
 
 
@@ -217,7 +217,7 @@ def evaluation_lines(values: Mapping[str, float]) -> list[str]:
 
 def _besides_loss(measured: Mapping[str, float]) -> str:
     """Return what a step's log line shows besides the loss."""
-    # Of dozens of measures, those that tell at a glance whether a run goes well.
+    # The few of dozens of measures that tell at a glance whether a run goes well.
     text = ""
     for name in (*TELLING, "completion_length", "expert_load_max"):
         # NaN is what this step does not measure.

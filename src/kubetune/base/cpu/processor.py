@@ -11,7 +11,7 @@ from kubetune.errors import ConfigError
 
 CPU_INFO = Path("/proc/cpuinfo")
 
-# Of a processor's instructions, those that decide how fast it multiplies matrices.
+# The instructions of a processor that decide how fast it multiplies matrices.
 INSTRUCTIONS = ("amx_bf16", "avx2", "avx512_bf16", "avx512f")
 BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 

@@ -118,7 +118,7 @@ def fetch(
         layers = _layers(content, address)
         folder = place / folder_of_digest(actual)
         place.mkdir(parents=True, exist_ok=True)
-        # Of all ranks of this machine one fetches, and the others wait.
+        # One rank of this machine fetches, and the others wait.
         with locks.lock(place / "pull.lock", wait=True):
             if not folder.is_dir():
                 whole_folder.remove_leftovers(place)
@@ -260,7 +260,7 @@ def _write(
     source = archive.extractfile(member) if member.isreg() else None
     if source is None:
         raise ModelError(
-            f"{address}: {member.name!r} is neither a file nor a folder; expected an image of a model's files alone"
+            f"{address}: {member.name!r} is neither a file nor a folder; expected an image that holds only a model's files"
         )
     with open(_place_of(folder, member.name, address), "wb") as file:
         shutil.copyfileobj(source, file, _BUFFER_BYTES)

@@ -85,7 +85,7 @@ def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
 
     config = load_target(args)
     require_sources(config.sources)
-    # Of data without a run file nobody has said yet what is to be done with them.
+    # Without a run file it is not known yet what the data are for.
     others: list[KubetuneError] = []
     warnings: list[str] = []
     if not is_run_file:

@@ -42,6 +42,6 @@ def _why_not_here(run_dir: Path) -> str:
     if holders(run_dir):
         return f"{run_dir} is a run of this machine and is running; see kubetune watch {shell_word(run_dir)}"
     return (
-        f"{run_dir} is a run of this machine, and `resume` is for those of a cluster (named with -n NAMESPACE where a "
+        f"{run_dir} is a run of this machine, and `resume` is for those of a cluster (name it with -n NAMESPACE if a "
         f"folder here has the same name); this one goes on from its newest checkpoint by: {command}"
     )

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> Answer:
     cluster, targets = find_running(args)
     from kubetune.k8s.cluster.asking_pods import PodContainer, ask, on_all
 
-    # Of a pod that does not answer, the line says why. The others are shown.
+    # If a pod does not answer, its line says why. The others are shown.
     def usage(target: PodContainer) -> dict[str, Any]:
         pod = {"node": target.node, "pod": target.pod}
         try:

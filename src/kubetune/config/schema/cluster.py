@@ -182,7 +182,7 @@ class KubernetesConfig(Section):
     )
     runtime_class: Name | None = Field(
         None,
-        description="RuntimeClass of the pods with GPUs, such as `nvidia`; of all pods where the run has none.",
+        description="RuntimeClass of the pods with GPUs, such as `nvidia`; of all pods if the run has none.",
     )
     cpu_limits: bool = Field(
         False,

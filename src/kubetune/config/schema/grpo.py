@@ -200,7 +200,7 @@ class GrpoConfig(Section):
     )
     require_reward_isolation: bool = Field(
         False,
-        description="End the start where the kernel refuses a protection from reward functions (docs/grpo.md has the "
+        description="End the start if the kernel refuses a protection from reward functions (docs/grpo.md has the "
         "table). Left out: the start names it, and goes on.",
     )
     on_reward_error: Literal["none", "stop"] = Field(

@@ -233,7 +233,9 @@ class RewardConfig(Section):
                 "settings: missing; `length` rewards every answer alike without target, min_tokens or max_tokens"
             ]
         if "target" in self.settings and limits:
-            return [f"settings.{limits[0]}: means nothing beside target; leave one of them out"]
+            return [
+                f"settings.{limits[0]}: means nothing together with target; leave one of them out"
+            ]
         least = self.settings.get("min_tokens")
         most = self.settings.get("max_tokens")
         if isinstance(least, float) and isinstance(most, float) and least > most:

@@ -20,7 +20,7 @@ class CsiConfig(Section):
     attributes: dict[str, str] = Field(
         default_factory=dict, description="The driver's `volumeAttributes`."
     )
-    fs_type: str | None = Field(None, description="File system, where the driver wants one.")
+    fs_type: str | None = Field(None, description="File system, if the driver wants one.")
     secret: Name | None = Field(None, description="Secret that the driver reads on mounting.")
 
 

@@ -183,7 +183,7 @@ def lacks_answers(path: str, reward: RewardConfig) -> str:
     remedy = f"expected one of {names}"
     if reward.column:
         where = f"a column {reward.column}"
-        remedy = f"name another one, or leave `column` out where the answer is in one of {names}"
+        remedy = f"name another one, or leave `column` out if the answer is in one of {names}"
     elif not reward.is_code:
         remedy += "; or name the column that holds it by `column` in the reward"
     return f"{path}: reward {reward.title} compares with the right answer, and no record has {where}; {remedy}"

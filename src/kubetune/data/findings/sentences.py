@@ -310,7 +310,7 @@ _CHANGED: Final = (
      "with two answers in a row: the model learns to end its turn between them, and nothing asks it to go on",
      "Join them into one message, or put what was said between them there"),
     ("thoughts_twice",
-     "with thoughts in a field beside a content that begins with thoughts: both are written",
+     "with thoughts in a field and in the content too: both are written",
      "Keep one of them"),
     ("results_wrapped",
      "with results of tools that begin with a tag that the chat template writes too, so it is there twice",
@@ -378,7 +378,7 @@ def _labels_alike(counts: SplitCounts) -> Iterator[Finding]:
     yield counts.finding(
         "warning",
         "labels_alike",
-        f"labels that differ in case or spaces alone: {names}; each is a class of its own",
+        f"labels that differ only in case or spaces: {names}; each is a class of its own",
         len(groups),
         advice="Write those that mean the same in one way",
     )

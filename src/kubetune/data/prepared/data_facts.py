@@ -48,7 +48,7 @@ def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
 
     if isinstance(example, Labelled):
         return DataFacts(is_chat=False, takes_pairs=example.second is not None)
-    # Of a pair or a judged answer, the answer has the form.
+    # In a pair or a judged answer, the answer has the form.
     return DataFacts(is_chat=isinstance(parts_of(example)[0], Chat))
 
 

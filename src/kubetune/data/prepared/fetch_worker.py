@@ -1,6 +1,6 @@
 """Download the model of a run before its pods need it: `python -m kubetune.data.prepared.fetch_worker CONFIG`.
 
-Of all processes that share HF_HOME one downloads, and the others wait. Then they find the model there and do not ask
+One of the processes that share HF_HOME downloads, and the others wait. Then they find the model there and do not ask
 the hub again. The exit code is one of errors.py.
 """
 

@@ -42,7 +42,7 @@ TEMPLATE = "model.chat_template"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 4  # files that differ, in a message
-# Of smaller files the checksum is computed again rather than kept in the cache.
+# For smaller files the checksum is computed again rather than kept in the cache.
 _WORTH_KEEPING_BYTES = 1 << 20
 
 # Size and inode of a file, and the times when its content and its inode were changed, in nanoseconds.

@@ -93,7 +93,7 @@ def row(
     number: int,
     longest: int | None = None,
 ) -> KeptRow:
-    """Return a row with all that is needed to run it, cut to `longest` tokens. Of a pair, only the chosen answer."""
+    """Return a row with all that is needed to run it, cut to `longest` tokens. For a pair, only the chosen answer."""
     ids, trained = rows.sequences(number)[0]
     ids = ids[:longest]
     trained = trained[:longest]

@@ -35,7 +35,7 @@ from kubetune.data.text.tokenizer import Tokenizer, cache_folder
 from kubetune.data.vision.encoders import encoder_for
 from kubetune.data.vision.image_processor import ImageProcessor
 
-SPLIT_ADVICE: Final = "data.overlong: split is for plain texts alone (choose drop or truncate)"
+SPLIT_ADVICE: Final = "data.overlong: split is only for plain texts (choose drop or truncate)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class Chunk:
         """Yield the sequences of each row, two of a pair: their ids, and a 1 for each that is trained, else a 0."""
         begin = 0
         for length, split in zip(self.lengths, self.splits, strict=True):
-            # Of a pair, the rejected sequence follows the chosen one.
+            # In a pair, the rejected sequence follows the chosen one.
             borders = [begin, begin + split, begin + length] if split else [begin, begin + length]
             begin += length
             yield [

@@ -84,7 +84,7 @@ def _columns_of_texts(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]
     """Return our names of columns of texts to write. Raise DataError where no column is known."""
     by_name = seen.by_name
     first = seen.records[0]
-    # Of two answers the readers say what they are for: none of them is to be taken for the prompt.
+    # The readers say what two answers are for: neither must be taken for the prompt.
     if by_name["chosen"] and by_name["rejected"]:
         return {}
     if not can_be_read(first, "text"):
@@ -102,10 +102,10 @@ def _columns_of_texts(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]
 def _columns_by_name(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
     """Return our names of columns that only their names tell. Raise DataError where none is known, or two could be."""
     by_name = seen.by_name
-    # Of images with a question, the label is the answer.
+    # With images and a question, the label is the answer.
     if by_name["image"] and by_name["completion"] is None:
         by_name["completion"] = by_name["label"]
-    # Of an article with its summary, the article is the prompt.
+    # With an article and its summary, the article is the prompt.
     if by_name["completion"] and by_name["prompt"] is None:
         others = [name for name in seen.texts() if name != by_name["completion"]]
         if len(others) == 1:

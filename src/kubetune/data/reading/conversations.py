@@ -33,7 +33,7 @@ class Beginning:
         """`prompt`: what the record holds under the `key`."""
         if record.holds("history"):
             raise ValueError(
-                "has a `history` beside its prompt, which would be lost; put all of it into `messages`"
+                "has a `history` besides its prompt, which would be lost; put all of it into `messages`"
             )
         self._beside = Beside(record)
         self._record = record

@@ -249,7 +249,7 @@ def _from_pair(record: Fields) -> Pair | Chat:
     # Keys of other shapes, which nothing below reads.
     if prompt_key == "input" and record.holds("instruction"):
         raise ValueError(
-            "has an `instruction` beside `input`, which would be lost; name its answer `output`"
+            "has an `instruction` besides `input`, which would be lost; name its answer `output`"
         )
     return Beginning(record, prompt, prompt_key).answered(completion, completion_key)
 

@@ -275,7 +275,7 @@ def require_model(model: ModelConfig, environ: Mapping[str, str]) -> None:
             if _near(Path(path)):
                 raise _no_folder(path) from error
             raise ModelError(str(error)) from error
-        # Of a model whose weights never came, the cache has the small files.
+        # If the weights of a model never came, the cache has its small files.
         if model.local_files_only or offline(environ):
             raise ModelError(_not_here(f"the {needed} of model", path))
         if not files:

@@ -309,7 +309,7 @@ def _take_switches(
     for key in _MASKS:
         if isinstance(message.get(key), (bool, int)):
             raise ValueError(
-                f"{where}.{key} is {show(message[key])}; write `train: false` where a message is not trained"
+                f"{where}.{key} is {show(message[key])}; write `train: false` if a message is not to be trained"
             )
 
     # Several tools' switches may be beside each other, as long as they agree.

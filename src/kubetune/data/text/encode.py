@@ -232,7 +232,7 @@ class Encoder:
         eos = self.tokenizer.eos_id
         if not after or after[-1] != eos:
             after = [*after, eos]
-        # Of a text BOS counts as trained too, but it comes first, which nothing predicts.
+        # BOS of a text counts as trained too, but it comes first, which nothing predicts.
         trains_before = self.trains_all or isinstance(example, Text)
         trained = [trains_before] * len(before) + [True] * len(after)
         trained[0] = False

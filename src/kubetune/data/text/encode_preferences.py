@@ -45,7 +45,7 @@ class PreferenceEncoder:
                 # The encoder of conversations advises another task, which is wrong for answers.
                 advice = "set `preference.images: true`"
                 if self._margins:
-                    advice = "a reward model scores texts alone"
+                    advice = "a reward model scores only texts"
                 return answer.replace(SEEING, advice)
 
             rows.append(answer)

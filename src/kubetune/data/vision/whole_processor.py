@@ -74,7 +74,7 @@ class WholeProcessor:
             # Other libraries missing, damaged files, unknown classes: each raises its own kind.
             reason = " ".join(str(error).split())
             raise ModelError(
-                f"{self._name} has no processor that can be used with Pillow alone: {reason}"
+                f"{self._name} has no processor that can be used with Pillow only: {reason}"
             ) from error
 
         if not getattr(processor, "image_token", None):

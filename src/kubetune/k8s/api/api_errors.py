@@ -196,7 +196,7 @@ def _sentence(question: ApiCall, code: int, message: str, status: dict[str, Any]
                 f"{message}. Another tool has applied these fields, with other values: go on with that tool, or remove "
                 "what it made (kubetune delete RUN; the results stay) and submit again"
             )
-        return f"{message}; somebody else changed it meanwhile"
+        return f"{message}; it was changed in the meantime"
     if code == 422:
         causes = (status.get("details") or {}).get("causes") or []
         reasons = []

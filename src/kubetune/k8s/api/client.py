@@ -68,7 +68,7 @@ class Cluster(NamespaceObjects):
         A last line without a newline may be cut off: where a kubelet stops, the API server ends its answer within a
         line, as if that were all. `since` is a time of whole seconds, `tail` a number of lines, and `previous` asks for
         the container's last start. `waits_for_node`: ask for some seconds while the node cannot be asked. `on_open` is
-        called once the server begins to answer. Of a very long line the first part is yielded, and the user told. Raise
+        called once the server begins to answer. The first part of a very long line is yielded, and the user told. Raise
         Unreachable when the connection breaks off, or the node is away.
         """
         params = {"container": container, "timestamps": "true"}

@@ -44,7 +44,7 @@ _SHOWN_CHARACTERS = 500
 _SWITCHED = 101
 # Extension of a request: its answer goes on, as a log does.
 _GOES_ON = "kubetune_goes_on"
-# Of the body of an answer. The longest are lists of pods, of about 10 kB each.
+# Bytes of the body of an answer. The longest are lists of pods, about 10 kB each.
 _MOST_BYTES = 128 << 20
 _MOST_BYTES_OF_A_REFUSAL = 1 << 20
 # Part of OpenSSL's message.

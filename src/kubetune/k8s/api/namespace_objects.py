@@ -28,7 +28,7 @@ MANAGER = "kubetune"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _CREATED = 201
-# Of a line of a watch. etcd keeps no object of more than 1.5 MiB.
+# Bytes of a line of a watch. etcd keeps no object of more than 1.5 MiB.
 _MOST_BYTES_OF_AN_OBJECT = 16 << 20
 
 

@@ -141,7 +141,7 @@ def why(observed: ObservedRun) -> str:
     # None of them knows, so the pods that have ended are asked: first the one by which the start ended.
     guilty = culprit_left(observed.pods, observed.events)
     if guilty is not None and pods.lost_others(guilty):
-        return "a start has ended by a pod that is gone or still ends; the next start follows"
+        return "the last start failed because of a pod that is gone or terminating; restarting"
     if guilty is not None:
         return pods.why(guilty)
     others = [pod for pod in observed.pods if not pods.exit_code(pod)]

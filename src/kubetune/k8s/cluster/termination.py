@@ -76,7 +76,7 @@ def left_progress(trainers: Sequence[Object]) -> Progress | None:
 
     def order(pod: Object) -> tuple[str, int]:
         end = pods.last_end(pod) or {}
-        # Of one second, the message of node 0, which writes the numbers.
+        # Within one second, the message of node 0 counts, which writes the numbers.
         return str(end.get("finishedAt") or ""), -pods.node_number(pod)
 
     newest_first = sorted(trainers, key=order, reverse=True)

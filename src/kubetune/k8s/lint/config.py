@@ -94,7 +94,8 @@ def _size(spec: RunSpec) -> Iterator[Mistake]:
         )
     elif compute.cpu is None:
         yield advice(
-            "compute.cpu", "left out, so pods ask for no CPU and may be put where none is free"
+            "compute.cpu",
+            "left out, so pods ask for no CPU and may be put on a node where none is free",
         )
 
     # A full /dev/shm of that size would get the container killed for memory.
@@ -143,7 +144,7 @@ def _profile(spec: RunSpec) -> Iterator[Mistake]:
         yield error(
             "kubernetes.profile",
             "rdma: a pod gets no adapter without kubernetes.rdma.resource, the device plugin's resource (kubectl "
-            "describe node shows it, such as rdma/hca); where there is no device plugin, kubernetes.rdma."
+            "describe node shows it, such as rdma/hca); if there is no device plugin, kubernetes.rdma."
             "privileged: true takes the node's devices into a privileged container",
         )
 

@@ -35,7 +35,7 @@ def check_images(spec: RunSpec) -> Iterator[Mistake]:
         yield advice(
             "kubernetes.tools_image",
             f"left out, so {' and '.join(servers)} would start from the run's image, which has the extras for that "
-            "only where it was built with them; scripts/image tools builds one that has",
+            "only if it was built with them; scripts/image tools builds one that has",
         )
 
 
@@ -48,14 +48,14 @@ def check_trackers(spec: RunSpec) -> Iterator[Mistake]:
             extra = EXTRA_OF[module]
             yield advice(
                 f"tracking.{name}",
-                f"the run's image has this only where it was built with the extra {extra}, such as EXTRAS=hub,vision,"
+                f"the run's image has this only if it was built with the extra {extra}, such as EXTRAS=hub,vision,"
                 f"s3,{extra} scripts/image cuda; without it the pods end with exit code 2 before they train",
             )
 
     benchmarks = spec.config.evaluation.benchmarks
     if benchmarks is not None:
         text = (
-            "the run's image has the harness only where it was built with the extra benchmarks, such as EXTRAS=hub,"
+            "the run's image has the harness only if it was built with the extra benchmarks, such as EXTRAS=hub,"
             "vision,s3,benchmarks scripts/image cuda; without it the pods end with exit code 2 before they train"
         )
         if not benchmarks.tasks_folder:

@@ -151,7 +151,7 @@ def make_sampler(
     if name == "tpe":
         sampler = TPESampler(seed=seed_of_trial, constant_liar=True)
 
-    # Of a continuous range no value is drawn twice.
+    # No value of a continuous range is drawn twice.
     if settings_in(ranges) is None:
         return sampler
     return _Untried(sampler, ranges, tried)

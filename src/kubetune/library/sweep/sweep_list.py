@@ -79,7 +79,7 @@ def sweep_state(folder: Path, record: Record, search: Search) -> tuple[str, str]
 
 def _is_driven(folder: Path, record: Record) -> bool:
     """True if the driver of a sweep is at work, here or on another machine with the same disk."""
-    # Of this machine's processes it is the one that has the lock's file open.
+    # It is the process of this machine that has the lock's file open.
     lock = folder / LOCK
     driver = holder(lock)
     # At its end a driver writes the page itself, and is not at work any more.

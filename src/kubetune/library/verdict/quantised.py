@@ -59,7 +59,7 @@ def require_loadable(model: ModelFiles, *, gpus: int) -> None:
             f"{what}, and {' and '.join(missing)} cannot be found; `pip install {method.packages}`, or {_ADVICE}"
         )
     if method.needs_gpu and not gpus:
-        raise ModelError(f"{what}, which loads on a GPU alone, and this run has none; {_ADVICE}")
+        raise ModelError(f"{what}, which loads only on a GPU, and this run has none; {_ADVICE}")
 
 
 def require_form(path: str, weights: Weights) -> None:

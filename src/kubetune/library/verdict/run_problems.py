@@ -129,7 +129,7 @@ def _require_plan(config: Config, model_files: ModelFiles, environ: Mapping[str,
 
     gpus = plan.processes_per_node if plan.device == "cuda" else 0
     require_loadable(model_files, gpus=gpus)
-    # Of several nodes each has to know which it is.
+    # Each of several nodes has to know which it is.
     find_place(plan.nodes, plan.processes_per_node, environ)
     require_run_folder(config, plan)
 

@@ -97,8 +97,8 @@ def _adapters_of_hub(serving: Serving) -> list[str]:
     for adapter in serving.adapters:
         if not is_hub_id(adapter.path):
             raise ConfigError(
-                f"--kserve: an InferenceService has one address, that of the base, and its server fetches adapters from "
-                f"the hub alone; {adapter.path} is not there. Use --kserve {LLM}, push it, or serve merged weights. "
+                f"--kserve: an InferenceService has one address, the one of the base, and its server fetches adapters only "
+                f"from the hub; {adapter.path} is not there. Use --kserve {LLM}, push it, or serve merged weights. "
                 "Nothing was written."
             )
     words = [*serving.lora_options(), "--lora-modules"]

@@ -83,7 +83,7 @@ def without_rewards(
     if metric or has_functions or evaluation.metrics is not None:
         kept = generate.model_copy(update={"metric": metric})
     remark = (
-        "reward is measured by the evaluations of the training alone; `kubetune report` shows them"
+        "reward is measured only by the evaluations of the training; `kubetune report` shows them"
     )
     return evaluation.model_copy(update={"generate": kept}), (remark,)
 

@@ -175,7 +175,7 @@ def _write_tag(registry: Registry, image: Image) -> None:
     registry.put_manifest(address.reference, image.manifest)
     if registry.manifest(address.reference) != image.manifest:
         raise errors.EnvironmentFault(
-            f"{address} was written, and the registry gives another image for it; has somebody else pushed?"
+            f"{address} was written, and the registry gives another image for it; has someone else pushed?"
         )
 
 

@@ -32,7 +32,7 @@ class KnownModel:
     tokenizer: Tokenizer
     rank: int | None  # of its adapter
     max_length: int  # tokens of a row in training
-    # Of the export, whose sampling a server takes for its defaults.
+    # Sampling of the export, which a server takes for its defaults.
     generation: Mapping[str, Any]
     lacking: str  # why there are no answers
     answers: ProofAnswers | None = None

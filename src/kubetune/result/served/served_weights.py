@@ -37,9 +37,9 @@ _LOWEST: Final = -30.0
 _EFFECT_TOLERANCE: Final = 0.2
 # A distance from the trained model above this share of `apart`, or above _DTYPE_DISTANCE, is more than a dtype rounds.
 _DTYPE_SHARE: Final = 0.1
-# So far a base in four bits may be beside the way, however little training did: a divergence of 0.04 nats.
+# A base in four bits may be this far from the line, even if training changed little: a divergence of 0.04 nats.
 _FEW_BITS: Final = 0.3
-# So far may weights in two bits: Llama 3 8B in q2_k is 1.3 from itself. What is between is not told from another model.
+# Weights in two bits may be this far: Llama 3 8B in q2_k is 1.3 from itself. Beyond it may be another model.
 _FEWEST_BITS: Final = 1.5
 # What bfloat16 does to log-probabilities at most.
 _DTYPE_DISTANCE: Final = 0.2
@@ -56,9 +56,9 @@ class Place:
     to_base: float
     apart: float  # trained model and base
     share: float  # of the way from the base to the trained model
-    beside: float  # that way
+    beside: float  # distance from the line between the two
     to_nearest: float  # of the candidates
-    missing: tuple[str, ...]  # parts without whose adapter that one is; BASE: all
+    missing: tuple[str, ...]  # parts whose adapter the nearest candidate lacks; BASE if it has none
 
     def __str__(self) -> str:
         trained = f"{self.to_trained:.2g} from the trained model"

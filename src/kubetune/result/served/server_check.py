@@ -117,7 +117,7 @@ def _next_token(endpoint: Endpoint, tokenizer: Tokenizer, ids: Sequence[int]) ->
     ]
     # Ollama takes texts alone, and one that ends within a character or a word is read as other tokens.
     if tokenizer.encode_text(text) != [*ids] or tokenizer.encode_text(prompt) != [*ids[:-1]]:
-        raise NotAnswered("takes texts alone, and too few of the tokens can be asked for by them")
+        raise NotAnswered("takes only texts, and too few of the tokens can be asked for by them")
     return endpoint.next_token_of_text(prompt, text.removeprefix(prompt))
 
 

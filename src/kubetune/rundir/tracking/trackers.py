@@ -107,7 +107,7 @@ class Tracker:
 
     def _give_up(self, name: str, error: Exception, step: int | None = None) -> None:
         """Drop a tracker that failed, and count what it lacks from now on."""
-        # One that could not even be opened has no sink. Of others, what was still waiting is lost with it.
+        # One that could not even be opened has no sink. What was still waiting for another one is lost with it.
         lack = Lack()
         sink = self._sinks.pop(name, None)
         if sink is not None:

@@ -51,7 +51,7 @@ def load(path: Path, name: str) -> Function:
     for code in (function, type(function).__call__):
         if inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code):
             raise ValueError(
-                f"{path}: {name} is a generator, whose values nobody takes; expected a function that returns numbers"
+                f"{path}: {name} is a generator, and its values are never read; expected a function that returns numbers"
             )
     return cast(Function, function)
 

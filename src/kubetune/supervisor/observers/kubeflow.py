@@ -74,7 +74,7 @@ def observe(run: Observed) -> None:
 def body(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status in the server's form, without its time: whole numbers, and metrics as texts."""
     step = known["step"] or 0
-    # Of the last evaluation only its metrics, not its step and epoch.
+    # Only the metrics of the last evaluation, not its step and epoch.
     numbers = {"step": step, "loss": known["loss"], "tokens_per_second": known["tokens_per_second"]}
     for name, value in (known["evaluation"] or {}).items():
         if name.startswith("eval_"):

@@ -46,7 +46,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "checkpoint_step": ("gauge", "Step of the newest checkpoint."),
     "checkpoint_age_seconds": (
         "gauge",
-        "Time since the newest checkpoint, or since this start where there is none.",
+        "Time since the newest checkpoint, or since this start if there is none.",
     ),
     "heartbeat_age_seconds": (
         "gauge",
@@ -178,7 +178,7 @@ class NodeNumbers:
         if timings:
             timing = timings[-1]
 
-        # Of the time that devices were held, only steps that were not repeated later were useful.
+        # Only steps that were not repeated later were useful.
         held = held_seconds(events, metrics.now())
         useful = self._step_seconds()
         goodput = None

@@ -30,7 +30,7 @@ class WeightCopies:
         self._pairs.clear()
 
     def refresh(self, tables: Sequence[OccurringRows]) -> None:
-        """Copy new weights. Of these tables only the rows that occurred, everything else in one call."""
+        """Copy new weights: only the rows of these tables that occurred, and everything else in one call."""
         for rows in tables:
             rows.refresh()
         refreshed = {id(rows.weight) for rows in tables}

@@ -88,7 +88,7 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
 
-    # Of a newer transformers some patches may not apply, which costs speed.
+    # Some patches may not apply to a newer transformers, which costs speed.
     why_slower = patches.why_slower()
     if why_slower:
         logs.MODEL.info("%s", why_slower)

@@ -82,7 +82,7 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
     has_lone_returns = re.search(rb"\r(?!\n|\Z)", start) is not None and b"\n" not in start
     if has_lone_returns and format_of(file).in_lines:
         return (
-            "has lines that end with carriage returns alone; expected line feeds: "
+            "has lines that end with carriage returns only; expected line feeds: "
             f"`tr '\\r' '\\n' < {file.name} > lines-{file.name}`"
         )
     return None

@@ -86,5 +86,5 @@ def _require_known_to_servers(learner: Learner, tokenizer: Tokenizer) -> None:
     if "text_config" in described and not names_language_model:
         raise errors.ConfigError(
             f"grpo.servers: the model is the text part of {described.get('model_type')}, whose layers have other names in "
-            "vLLM; take a model of text alone, or leave the servers out"
+            "vLLM; take a text-only model, or leave the servers out"
         )
