@@ -61,7 +61,8 @@ def test_proposals_are_for_the_gpus_of_the_nodes_that_take_pods(desk: Desk) -> N
     file = desk.write({"compute": {"nodes": 1, "gpus_per_node": 8}})
 
     def asked(file: Path) -> GpuPool:
-        return gpu_pool(load_config(file, environ={}), "cluster", {})
+        config = load_config(file, environ={})
+        return gpu_pool(config.compute, config.kubernetes, "cluster", {})
 
     def cordon(value: bool | None) -> None:
         merge = "application/merge-patch+json"

@@ -54,7 +54,7 @@ def change(run_dir: Path, **values: Any) -> None:
 
 @pytest.mark.parametrize(("values", "says"), CHANGED)
 def test_another_scale_or_rank_is_refused(run_dir: Path, values: dict[str, Any], says: str) -> None:
-    assert choose_trained(run_dir, read_config(run_dir)).is_dir()
+    assert choose_trained(run_dir, read_config(run_dir).lora).is_dir()
     change(run_dir, **values)
     with pytest.raises(errors.ModelError) as refused:
         require_result(run_dir)
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_left_to_the_checksums(run_dir: Path) -> None:
     """They name it, and say how to go on: run/test_export."""
     file = run_dir / "checkpoints" / "best" / "adapter_config.json"
     file.write_text("{")
-    assert choose_trained(run_dir, read_config(run_dir)).samefile(file.parent)
+    assert choose_trained(run_dir, read_config(run_dir).lora).samefile(file.parent)
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,7 @@ def test_without_gpus_somebody_has_to_name_them() -> None:
         None, overrides=["model=org/m", "data.train=a/b", "compute.gpus_per_node=0"]
     )
     with pytest.raises(ConfigError, match="give --gpus"):
-        gpu_pool(config, None, {})
+        gpu_pool(config.compute, None, None, {})
     config = load_config(
         None,
         overrides=[
@@ -342,7 +342,7 @@ def test_without_gpus_somebody_has_to_name_them() -> None:
             "compute.gpu_memory=40G",
         ],
     )
-    assert gpu_pool(config, None, {}) == GpuPool(2, 4, 40 * 10**9)
+    assert gpu_pool(config.compute, None, None, {}) == GpuPool(2, 4, 40 * 10**9)
 
 
 @pytest.mark.parametrize(

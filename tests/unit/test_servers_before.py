@@ -32,6 +32,11 @@ def drawn_by(*urls: str) -> dict[str, Any]:
     )
 
 
+def unreachable(settings: dict[str, Any]) -> list[str]:
+    config = load_config(settings)
+    return servers.unreachable_servers(config.task, config.grpo.servers, config.distill)
+
+
 def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
@@ -41,7 +46,7 @@ def test_a_server_that_refuses_is_named_and_one_that_listens_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = f"http://127.0.0.1:{server.getsockname()[1]}"
         gone = f"http://127.0.0.1:{closed_port()}"
-        [warning] = servers.unreachable_servers(load_config(drawn_by(here, gone)))
+        [warning] = unreachable(drawn_by(here, gone))
     assert f"grpo.servers: nobody answers at {gone} (Connection refused)" in warning
     assert "up to 600 s" in warning
 
@@ -49,7 +54,7 @@ def test_a_server_that_refuses_is_named_and_one_that_listens_is_not() -> None:
 def test_a_teacher_on_servers_is_asked_too() -> None:
     gone = f"http://127.0.0.1:{closed_port()}"
     settings = run_of(task="distill", distill={"teacher": gone, "support": "teacher_k", "top_k": 8})
-    [warning] = servers.unreachable_servers(load_config(settings))
+    [warning] = unreachable(settings)
     assert warning.startswith(f"distill.teacher: nobody answers at {gone}")
 
 
@@ -59,7 +64,7 @@ def test_silent_servers_take_one_second_together(monkeypatch: pytest.MonkeyPatch
     began = time.monotonic()
     urls = [f"http://127.0.0.1:{port}" for port in range(9000, 9008)]
     try:
-        assert servers.unreachable_servers(load_config(drawn_by(*urls))) == []
+        assert unreachable(drawn_by(*urls)) == []
     finally:
         end.set()
     # One after the other they would take eight; the machine may be busy.

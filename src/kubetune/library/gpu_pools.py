@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from kubetune.base.gpus import visible_gpus
-from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
+from kubetune.config.schema.compute import ComputeConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plan.devices import gpu_bytes
 from kubetune.plan.proposals import GpuPool
@@ -15,17 +15,21 @@ from kubetune.plan.proposals import GpuPool
 _WAYS_OUT = "give --gpus, such as 2x24GB"
 
 
-def gpu_pool(config: Config, written: str | None, environ: Mapping[str, str]) -> GpuPool:
+def gpu_pool(
+    compute: ComputeConfig,
+    kubernetes: KubernetesConfig | None,
+    written: str | None,
+    environ: Mapping[str, str],
+) -> GpuPool:
     """Return the GPUs of a run. `written`: the option, `cluster` for those of the cluster's nodes.
 
     Without it they are those of `compute`, else those of this machine. Raise ConfigError if there are none, and
     EnvironmentFault for a cluster that does not say.
     """
     if written == "cluster":
-        return _of_cluster(config.kubernetes)
+        return _of_cluster(kubernetes)
     if written is not None:
         return GpuPool.parse(written)
-    compute = config.compute
     gpus = compute.gpus_per_node
     if gpus is None:
         gpus = visible_gpus(environ)

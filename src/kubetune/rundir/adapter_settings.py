@@ -11,21 +11,20 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base.files import read_object
-from kubetune.config.schema import Config
 from kubetune.config.schema.model import LoraConfig
 from kubetune.rundir import checkpoints
 
 _FILE = "adapter_config.json"
 
 
-def choose_trained(run_dir: Path, config: Config, which: str = "best") -> Path:
+def choose_trained(run_dir: Path, lora: LoraConfig | None, which: str = "best") -> Path:
     """Return the folder of a checkpoint, as `checkpoints.choose` does.
 
     Raise ModelError for an adapter with other settings than those of the run.
     """
     folder = checkpoints.choose(run_dir, which)
-    if config.lora is not None:
-        require_as_trained(folder, config.lora)
+    if lora is not None:
+        require_as_trained(folder, lora)
     return folder
 
 

@@ -115,7 +115,7 @@ def _proposals(args: argparse.Namespace, config: Config) -> Answer:
     if args.write and file is None:
         raise ConfigError("--write: there is no run file to write in; name one")
     with busy("reading the model's sizes and the data"):
-        pool = gpu_pool(config, args.gpus, os.environ)
+        pool = gpu_pool(config.compute, config.kubernetes, args.gpus, os.environ)
         answer = proposed(config, pool, os.environ)
     best = answer.proposals.best
     if args.write and file is not None and best is not None:

@@ -1,15 +1,14 @@
-"""What a run needs of this machine beside its model: extras, commands, keys of services."""
+"""What a run needs of this machine besides its model: extras, credentials of a store, a token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kubetune.config.schema import Config
+from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.config.schema.tracking import PushConfig
 from kubetune.data.reading.hub import hub_token
 from kubetune.errors import ConfigError
 from kubetune.extras import is_installed, require
-from kubetune.supervisor.services import require_services
 
 
 def needs_bitsandbytes(quantization: str, optim: str) -> str:
@@ -21,14 +20,13 @@ def needs_bitsandbytes(quantization: str, optim: str) -> str:
     return ""
 
 
-def require_extras(config: Config) -> None:
-    """Raise MissingExtra for a library that the run needs here, ConfigError for a key or command that it lacks."""
-    setting = needs_bitsandbytes(config.quantization, config.training.optim)
+def require_extras(quantization: str, optim: str, evaluation: EvaluationConfig) -> None:
+    """Raise MissingExtra for a library that the run needs here."""
+    setting = needs_bitsandbytes(quantization, optim)
     if setting:
         require(setting, "bitsandbytes", after=" Nothing was written.")
-    if config.evaluation.benchmarks is not None:
+    if evaluation.benchmarks is not None:
         require("evaluation.benchmarks", "lm_eval", after=" Nothing was written.")
-    require_services(config.tracking, config.hooks, config.mirror)
 
 
 def require_store(address: str | None, environ: Mapping[str, str]) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kubetune.base.files import user_cache
-from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.plan.plan import Plan
 
 # Kinds of file systems, as Linux names them, in which nobody can make a file that stays.
 _OF_THE_KERNEL: Final = frozenset((
@@ -31,19 +28,6 @@ def require_cache(cache: str | None, environ: Mapping[str, str]) -> None:
     if cache is not None:
         folder = Path(cache).expanduser()
     _require_writable("data.cache", folder.absolute())
-
-
-def require_run_folder(config: Config, plan: Plan) -> None:
-    """Raise ConfigError for an `output` that holds something else, or a run that this one cannot go on with."""
-    # What a mirror holds is only known when the start has fetched it.
-    if config.output is None or config.mirror is not None:
-        return
-    # Most plans are of runs without a folder.
-    from kubetune.supervisor.run_folder import check_run_dir
-
-    # If the folder cannot be read, `require_output` says so.
-    with suppress(PermissionError):
-        check_run_dir(config, Path(config.output).expanduser(), plan)
 
 
 def require_report_place(report: str | None) -> None:

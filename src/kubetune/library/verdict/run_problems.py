@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from kubetune.base.gpus import visible_gpus
 from kubetune.config.schema import Config
 from kubetune.data.reading.hub import require_base_folder, require_model
 from kubetune.data.reading.sources import require_hub_data
@@ -25,8 +24,8 @@ from kubetune.library.verdict.places import (
     require_cache,
     require_output,
     require_report_place,
-    require_run_folder,
 )
+from kubetune.library.verdict.planned import require_plan
 from kubetune.library.verdict.trained_parts import (
     require_experts,
     require_known_to_servers,
@@ -34,10 +33,9 @@ from kubetune.library.verdict.trained_parts import (
     require_training,
 )
 from kubetune.plan.base_model import require_kind
-from kubetune.plan.devices import missing_gpus, require_compiler
+from kubetune.plan.devices import missing_gpus
 from kubetune.plan.model_shapes import ModelFiles
-from kubetune.plan.plan import make_plan
-from kubetune.supervisor.place import find_place
+from kubetune.supervisor.services import require_services
 
 
 def problems_of(
@@ -59,16 +57,7 @@ def problems_of(
     weights = model_files.weights
     checks: list[Callable[[], None]] = []
     if here:
-        checks += [
-            partial(require_model, config.model, environ),
-            partial(require_extras, config),
-            partial(require_output, config.output or "outputs"),
-            partial(require_cache, config.data.cache, environ),
-            partial(require_token, config.push),
-            partial(require_store, config.mirror, environ),
-            partial(require_hub_data, config.sources, environ),
-            partial(_require_plan, config, model_files, environ),
-        ]
+        checks += _checks_of_machine(config, environ, model_files)
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.
         checks.append(partial(require_base_folder, Path(config.model.path).expanduser()))
@@ -100,6 +89,23 @@ def problems_of(
     return problems
 
 
+def _checks_of_machine(
+    config: Config, environ: Mapping[str, str], model_files: ModelFiles
+) -> list[Callable[[], None]]:
+    """Return the checks of what a run needs of the machine that it starts on."""
+    return [
+        partial(require_model, config.model, environ),
+        partial(require_extras, config.quantization, config.training.optim, config.evaluation),
+        partial(require_services, config.tracking, config.hooks, config.mirror),
+        partial(require_output, config.output or "outputs"),
+        partial(require_cache, config.data.cache, environ),
+        partial(require_token, config.push),
+        partial(require_store, config.mirror, environ),
+        partial(require_hub_data, config.sources, environ),
+        partial(require_plan, config, model_files, environ),
+    ]
+
+
 def require_none(problems: Sequence[KubetuneError]) -> None:
     """Raise the problems, all of them in one error. Its exit code is 2, whatever they are."""
     if len(problems) == 1 and not isinstance(problems[0], EnvironmentFault):
@@ -116,22 +122,6 @@ def sentences(problems: Iterable[KubetuneError | str]) -> list[str]:
         for text in texts:
             lines.setdefault(text.removesuffix(NOTHING_WRITTEN).rstrip(" ."))
     return list(lines)
-
-
-def _require_plan(config: Config, model_files: ModelFiles, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for what the plan alone tells: batches that cannot be, no compiler, or a folder of another run.
-
-    ModelError: a base that is quantised in a form which this machine cannot load.
-    """
-    plan = make_plan(config, gpus=visible_gpus(environ))
-    require_compiler(config.training.compile, plan.device)
-    from kubetune.library.verdict.quantised import require_loadable
-
-    gpus = plan.processes_per_node if plan.device == "cuda" else 0
-    require_loadable(model_files, gpus=gpus)
-    # Each of several nodes has to know which it is.
-    find_place(plan.nodes, plan.processes_per_node, environ)
-    require_run_folder(config, plan)
 
 
 def _require_pods(config: Config) -> None:
@@ -153,5 +143,5 @@ def warnings_of(config: Config, environ: Mapping[str, str]) -> list[str]:
     if config.task in ("grpo", "distill"):
         from kubetune.library.verdict.servers import unreachable_servers
 
-        warnings += unreachable_servers(config)
+        warnings += unreachable_servers(config.task, config.grpo.servers, config.distill)
     return warnings

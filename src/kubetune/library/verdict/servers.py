@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from kubetune.config.schema import Config, DistillConfig
+from kubetune.config.schema import DistillConfig
 from kubetune.config.schema.grpo import ServersConfig
 
 # For all servers together. Who has said nothing by then is not judged.
@@ -20,21 +20,23 @@ _SECONDS: Final = 1.0
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-def unreachable_servers(config: Config) -> list[str]:
+def unreachable_servers(
+    task: str, servers: ServersConfig | None, distill: DistillConfig
+) -> list[str]:
     """Return a sentence for each server of a run that cannot be reached now."""
     reasons: dict[str, str] = {}
     deadline = time.monotonic() + _SECONDS
     # In threads, since looking up a name knows no limit of time.
     threads = []
-    servers = list(_servers(config.task, config.grpo.servers, config.distill))
-    for url, _, _ in servers:
+    asked = list(_servers(task, servers, distill))
+    for url, _, _ in asked:
         thread = threading.Thread(target=_try, args=(url, reasons), daemon=True)
         thread.start()
         threads.append(thread)
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     sentences = []
-    for url, key, seconds in servers:
+    for url, key, seconds in asked:
         if url in reasons:
             sentences.append(
                 f"{key}: nobody answers at {url} ({reasons[url]}); the run asks for up to {seconds:g} s, so start "

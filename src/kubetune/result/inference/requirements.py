@@ -26,7 +26,7 @@ def require_result(run_dir: Path, which: str = "best", model: str | None = None)
     whose base is neither here nor on a hub that can be reached, EnvironmentFault for a checkpoint that lacks something.
     """
     config = read_config(run_dir)
-    checkpoint = choose_trained(run_dir, config, which)
+    checkpoint = choose_trained(run_dir, config.lora, which)
     # Checksums take as long as the weights are large, so they are compared while these are loaded.
     require_undamaged(checkpoint, checkpoints.verify(checkpoint, thorough=False))
     # A model that was trained whole needs nothing but its checkpoint.

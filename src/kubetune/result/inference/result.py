@@ -189,7 +189,7 @@ def open_result(
     return Result(
         run_dir,
         trained,
-        choose_trained(run_dir, config, which),
+        choose_trained(run_dir, config.lora, which),
         model,
         trust_code,
     )

@@ -87,7 +87,7 @@ def _of_run(run_dir: Path, named: NamedModel) -> ModelSource:
         )
 
     # Checked against its manifest, but for the optimizer's files, which no reward reads.
-    folder = choose_trained(run_dir, config)
+    folder = choose_trained(run_dir, config.lora)
     cache = cache_folder()
     damage = checkpoints.verify(
         folder,

@@ -58,7 +58,7 @@ def require_named_model(
         of_run = read_config(run_dir)
         require_task(run_dir, of_run.task_name, named)
         try:
-            choose_trained(run_dir, of_run)
+            choose_trained(run_dir, of_run.lora)
         except (errors.ConfigError, errors.ModelError) as error:
             raise type(error)(f"{named.key}: {error}") from None
         model = of_run.model
