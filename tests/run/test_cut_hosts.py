@@ -38,9 +38,10 @@ AGENT = f"""
 import sys
 from pathlib import Path
 from kubetune.base.signals import Relay
-from kubetune.supervisor import agent, gang
-gang.SILENT_SECONDS = {SILENT_SECONDS}
-gang._LOSS_SECONDS = 0.5
+from kubetune.supervisor import agent
+from kubetune.supervisor.gang import peer_watch, wire
+wire.SILENT_SECONDS = {SILENT_SECONDS}
+peer_watch._LOSS_SECONDS = 0.5
 run_dir = Path(sys.argv[1])
 with Relay() as relay, agent.hold(run_dir, agent.read_place(run_dir).node):
     sys.exit(agent.supervise(run_dir, relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))

@@ -17,7 +17,11 @@ import pytest
 from kubetune import errors
 from kubetune.rundir import waits
 from kubetune.rundir.exit_status import ExitStatus
-from kubetune.supervisor import gang
+from kubetune.supervisor.gang import spoke, wire
+from kubetune.supervisor.gang.centre import MOST_STRANGERS, Centre
+from kubetune.supervisor.gang.link import Absent, Link, Loss, Over, Start, Stopping, Waiting
+from kubetune.supervisor.gang.peer_watch import link_of
+from kubetune.supervisor.gang.spoke import Spoke
 from kubetune.supervisor.place import Place
 from tests.ranks import free_port, started, wait_all, wait_until
 
@@ -37,20 +41,20 @@ class Nodes:
         self.port = free_port()
         self.is_stopping = threading.Event()
         self.is_over = threading.Event()
-        self._links: list[gang.Link] = []
+        self._links: list[Link] = []
         self._pool = ThreadPoolExecutor(8)
 
-    def link(self, node: int, run_dir: Path | None = None) -> gang.Link:
+    def link(self, node: int, run_dir: Path | None = None) -> Link:
         place = Place(self.size, 1, node, "127.0.0.1", self.port)
-        link = gang.link_of(place, run_dir or self.run_dir)
+        link = link_of(place, run_dir or self.run_dir)
         self._links.append(link)
         return link
 
-    def meet(self, link: gang.Link, seconds: float = SECONDS) -> Future[gang.Start]:
-        waiting = gang.Waiting(seconds, self.is_stopping.is_set, self.is_over.is_set)
+    def meet(self, link: Link, seconds: float = SECONDS) -> Future[Start]:
+        waiting = Waiting(seconds, self.is_stopping.is_set, self.is_over.is_set)
         return self._pool.submit(link.meet, waiting)
 
-    def met(self) -> list[gang.Link]:
+    def met(self) -> list[Link]:
         """Return the links of all nodes, which have met."""
         links = [self.link(node) for node in range(self.size)]
         starts = {future.result(SECONDS) for future in [self.meet(link) for link in links]}
@@ -77,9 +81,9 @@ def nodes(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
         each.close()
 
 
-def loss_of(link: gang.Link) -> gang.Loss:
+def loss_of(link: Link) -> Loss:
     """Return what a node loses; wait for it."""
-    losses: list[gang.Loss] = []
+    losses: list[Loss] = []
 
     def has_lost() -> bool:
         loss = link.serve(0.1)
@@ -90,14 +94,14 @@ def loss_of(link: gang.Link) -> gang.Loss:
     return losses[-1]
 
 
-def kill(link: gang.Link) -> None:
+def kill(link: Link) -> None:
     """End a node as the kernel does when its agent is killed: all its sockets close, and nothing is sent."""
-    if isinstance(link, gang.Centre):
+    if isinstance(link, Centre):
         for connection in link._connections:
             connection.close()
         link._listener.close()
         link._reserved.close()
-    elif isinstance(link, gang.Spoke):
+    elif isinstance(link, Spoke):
         link._part()
 
 
@@ -125,8 +129,8 @@ def test_who_waits_for_whom_is_in_the_run_directory(nodes: Callable[[int], Nodes
 
 def be_node(run_dir: str, port: int, node: int, size: int) -> int:
     """Be the agent of a node until the start has begun; leaves its id."""
-    link = gang.link_of(Place(size, 1, node, "127.0.0.1", port), Path(run_dir))
-    start = link.meet(gang.Waiting(SECONDS, lambda: False, lambda: False))
+    link = link_of(Place(size, 1, node, "127.0.0.1", port), Path(run_dir))
+    start = link.meet(Waiting(SECONDS, lambda: False, lambda: False))
     (Path(run_dir) / f"start-{node}").write_text(start.id)
     link.leave(DONE)
     return errors.OK
@@ -255,7 +259,7 @@ def test_a_number_that_is_no_node_is_refused(nodes: Callable[[int], Nodes], node
         assert b"refused" in answer(centre, stranger)
 
 
-def answer(centre: gang.Link, stranger: socket.socket) -> bytes:
+def answer(centre: Link, stranger: socket.socket) -> bytes:
     """Let node 0 work until it says something to a stranger, or parts from it (returns no bytes)."""
     heard: list[bytes] = []
 
@@ -276,7 +280,7 @@ def test_many_silent_connections_do_not_keep_a_node_out(nodes: Callable[[int], N
     with ExitStack() as strangers:
         oldest = strangers.enter_context(socket.create_connection(("127.0.0.1", run.port)))
         oldest.setblocking(False)
-        for _ in range(gang._MOST_STRANGERS):
+        for _ in range(MOST_STRANGERS):
             strangers.enter_context(socket.create_connection(("127.0.0.1", run.port)))
             centre.serve(0)
         assert answer(centre, oldest) == b""
@@ -337,7 +341,7 @@ def test_an_address_that_leads_elsewhere_at_first_is_asked_again(
     """As where the name of node 0 still leads to its former pod. Nor is it asked without a pause."""
     # Node 0 itself is heard in time, however busy the machine is.
     if answered is None:
-        monkeypatch.setattr(gang, "SILENT_SECONDS", 3.0)
+        monkeypatch.setattr(wire, "SILENT_SECONDS", 3.0)
     run = nodes(2)
     with ExitStack() as connections:
         with socket.create_server(("127.0.0.1", run.port)) as elsewhere:
@@ -367,7 +371,7 @@ def test_a_program_that_closes_each_connection_is_not_asked_without_a_pause(
             with suppress(TimeoutError):
                 elsewhere.accept()[0].close()
                 asked += 1
-    with pytest.raises(gang.Absent, match="it closes connections without an answer"):
+    with pytest.raises(Absent, match="it closes connections without an answer"):
         absent.result()
     assert 1 <= asked <= 6
 
@@ -375,7 +379,7 @@ def test_a_program_that_closes_each_connection_is_not_asked_without_a_pause(
 def test_a_refusal_that_lasts_ends_the_waiting(
     nodes: Callable[[int], Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang, "REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(spoke, "REFUSED_SECONDS", 0.0)
     run = nodes(2)
     links = run.met()
     other = tmp_path / "other"
@@ -393,16 +397,16 @@ def test_a_refusal_that_lasts_ends_the_waiting(
 
 
 def test_an_address_that_is_no_name_is_said_at_once(tmp_path: Path) -> None:
-    link = gang.link_of(Place(2, 1, 1, "node..0", free_port()), tmp_path)
+    link = link_of(Place(2, 1, 1, "node..0", free_port()), tmp_path)
     with pytest.raises(errors.ConfigError, match=r"MASTER_ADDR is 'node\.\.0'"):
-        link.meet(gang.Waiting(SECONDS, lambda: False, lambda: False))
+        link.meet(Waiting(SECONDS, lambda: False, lambda: False))
 
 
 def test_a_run_that_is_over_meanwhile_is_not_waited_for(nodes: Callable[[int], Nodes]) -> None:
     run = nodes(2)
     run.is_over.set()
     for node in range(2):
-        with pytest.raises(gang.Over):
+        with pytest.raises(Over):
             run.meet(run.link(node)).result(SECONDS)
 
 
@@ -410,7 +414,7 @@ def test_a_request_to_stop_ends_the_waiting(nodes: Callable[[int], Nodes]) -> No
     run = nodes(2)
     waiting = run.meet(run.link(1))
     run.is_stopping.set()
-    with pytest.raises(gang.Stopping):
+    with pytest.raises(Stopping):
         waiting.result(SECONDS)
 
 
@@ -439,7 +443,7 @@ def test_a_name_server_that_does_not_answer_holds_nobody(
     waiting = run.meet(run.link(1))
     wait_until(lambda: words in (waits.read(run.run_dir) or ""))
     run.is_stopping.set()
-    with pytest.raises(gang.Stopping):
+    with pytest.raises(Stopping):
         waiting.result(SECONDS / 2)
     answers.set()
 
@@ -448,5 +452,5 @@ def test_all_who_came_end_with_the_name_of_who_did_not(nodes: Callable[[int], No
     run = nodes(3)
     came = [run.meet(run.link(node), seconds=1) for node in (0, 2)]
     for future in came:
-        with pytest.raises(gang.Absent, match="node 1 never came: 3 nodes were to meet at"):
+        with pytest.raises(Absent, match="node 1 never came: 3 nodes were to meet at"):
             future.result(SECONDS)

@@ -13,7 +13,9 @@ from kubetune.base import cgroup, files
 from kubetune.config.naming import RESOLVED
 from kubetune.rundir import exit_status, heartbeat
 from kubetune.rundir.exit_status import Death, ExitStatus
-from kubetune.supervisor import gang, over
+from kubetune.supervisor import over
+from kubetune.supervisor.gang.link import Link, Over, Stopping, Waiting
+from kubetune.supervisor.gang.peer_watch import PeerWatch, link_of
 from kubetune.supervisor.node import Node
 from kubetune.supervisor.place import Place
 from kubetune.supervisor.rank_environment import RANKS, START_ID, environment
@@ -40,7 +42,7 @@ def run_node(node: Node) -> ExitStatus:
     if over.last_step(node.run_dir) is None:
         try:
             return _run_with_others(node)
-        except gang.Over:
+        except Over:
             if node.place.node:
                 return ExitStatus(errors.OK, exit_status.DONE, over.last_step(node.run_dir))
 
@@ -55,7 +57,7 @@ def run_node(node: Node) -> ExitStatus:
 def _run_with_others(node: Node) -> ExitStatus:
     """Meet the other nodes and run the ranks of this one, as long as no other is lost.
 
-    Raise gang.Over if the run turns out to be over meanwhile.
+    Raise Over if the run turns out to be over meanwhile.
     """
     began = time.time()
     kills = cgroup.oom_kills()
@@ -66,7 +68,7 @@ def _run_with_others(node: Node) -> ExitStatus:
     verdict = partial(judge, node, began=began, kills=kills)
     status = ExitStatus(errors.BUG, "its agent failed")
     try:
-        link = gang.link_of(node.place, node.run_dir)
+        link = link_of(node.place, node.run_dir)
     except errors.EnvironmentFault as fault:
         return ExitStatus(fault.exit_code, str(fault))
     try:
@@ -84,15 +86,13 @@ def _run_with_others(node: Node) -> ExitStatus:
     return status
 
 
-def _run_linked(
-    node: Node, link: gang.Link, verdict: Callable[[list[Death]], ExitStatus]
-) -> ExitStatus:
+def _run_linked(node: Node, link: Link, verdict: Callable[[list[Death]], ExitStatus]) -> ExitStatus:
     """Meet the other nodes and run the ranks of this one while all stay connected. `verdict`: on deaths."""
     place = node.place
     # Pods of one run may start minutes apart, so the nodes wait as long for each other as ranks do.
     training = files.read_object(node.run_dir / RESOLVED).get("training", {})
     patience = training.get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
-    waiting = gang.Waiting(
+    waiting = Waiting(
         patience, lambda: node.relay.stopping, lambda: over.last_step(node.run_dir) is not None
     )
     address = f"{place.master_addr}:{place.master_port}"
@@ -102,7 +102,7 @@ def _run_linked(
     )
     try:
         start = link.meet(waiting)
-    except gang.Stopping:
+    except Stopping:
         return verdict([])
     except errors.KubetuneError as error:
         return ExitStatus(error.exit_code, str(error))
@@ -110,7 +110,7 @@ def _run_linked(
     where = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
     where += ["--master-port", str(start.port), "--rdzv-conf", f"timeout={math.ceil(patience)}"]
     environ = {**environment(place.processes), START_ID: start.id}
-    watch = gang.Watch(
+    watch = PeerWatch(
         link,
         is_busy=lambda: heartbeat.is_busy_alone(node.run_dir, place.ranks),
         kill=node.relay.kill,
