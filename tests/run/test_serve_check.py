@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -122,12 +124,17 @@ def base_model(run_dir: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(run_dir.parent / "model", dtype=dtype).eval()
 
 
-def right(run_dir: Path, dtype: torch.dtype = torch.float32) -> ServedModel:
-    """Return a server with base and adapter, as PEFT loads them."""
+@cache
+def loaded(run_dir: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return base and adapter, as PEFT loads them, and the tokenizer of the export."""
     model = PeftModel.from_pretrained(base_model(run_dir, dtype), exported(run_dir)).eval()
-    return ServedModel(
-        model, AutoTokenizer.from_pretrained(exported(run_dir)), names=("base", "bot")
-    )
+    return model, AutoTokenizer.from_pretrained(exported(run_dir))
+
+
+def right(run_dir: Path, dtype: torch.dtype = torch.float32) -> ServedModel:
+    """Return a server of the run, whose model a test may change."""
+    model, tokenizer = loaded(run_dir, dtype)
+    return ServedModel(copy.deepcopy(model), tokenizer, names=("base", "bot"))
 
 
 def changed(**settings: Any) -> Callable[[Path], ServedModel]:
@@ -638,11 +645,11 @@ def test_a_server_that_is_loading_is_waited_for(
 ) -> None:
     server = changed(broken={"/v1/models": (503, {"error": {"message": "Loading model"}})})(run_dir)
 
-    def loaded(path: str) -> None:
+    def load(path: str) -> None:
         if len(server.calls) > 2:
             server.broken.clear()
 
-    server.on_call = loaded
+    server.on_call = load
     code, _, _ = checked(server, run_dir, capsys)
     assert code == 0
 
