@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,9 @@ def test_without_a_template_chats_are_refused_and_chatml_can_be_chosen(tmp_path:
     ).encode(chat("Ping", "Pong", "How?", "So."))
 
 
+@cache
 def real(name: str) -> Encoder:
+    """Return the encoder of a real tokenizer, whose reading takes a second."""
     if not (SHARED / name).is_dir():
         pytest.skip("the real tokenizers are not on this machine")
     return Encoder(load_tokenizer(ModelConfig(path=str(SHARED / name))))

@@ -88,7 +88,7 @@ def imports(path: Path) -> Iterator[Import]:
 def _walk(node: ast.AST, when: str, path: Path) -> Iterator[Import]:
     for child in _statements(node):
         then = when
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        if isinstance(child, ast.If) and getattr(child.test, "id", "") == "TYPE_CHECKING":
             then = "types"
         elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and when == "now":
             then = "late"
