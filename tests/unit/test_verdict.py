@@ -711,14 +711,27 @@ def test_every_verb_says_the_same(
         # What to write into a file is a button there.
         in_form = re.sub("; other names are given so: .* proposes them", "", sentence)
         page(tmp_path).require("the page", in_form)
-    as_json = verb(capsys, "plan", "run.yaml", "--json")
-    as_json.require("plan --json, which MCP calls", sentence)
     if case.by_init:
         model = str(case.settings.get("model.path", MODEL))
         task = str(case.settings.get("task", "causal_lm"))
         verb(
             capsys, "init", "train.jsonl", "--model", model, "--task", task, "-o", "made.yaml"
         ).require("init", sentence)
+
+
+@pytest.mark.parametrize(
+    "name", ["no such command", "all rows left out", "batches that contradict"]
+)
+def test_the_plan_as_json_says_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MCP calls it. The sentence is that of the plan for people, whatever the problem is."""
+    monkeypatch.chdir(tmp_path)
+    write(CASES[name], tmp_path)
+    found = re.search(f".*(?:{CASES[name].says}).*", verb(capsys, "plan", "run.yaml").text)
+    assert found
+    sentence = found[0].removeprefix("kubetune: ").removesuffix(" Nothing was written.").rstrip(".")
+    verb(capsys, "plan", "run.yaml", "--json").require("plan --json", sentence)
 
 
 def test_an_empty_file_of_weights_is_said_once(
