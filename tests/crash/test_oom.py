@@ -32,7 +32,9 @@ from kubetune.base import cgroup
 from kubetune.base.signals import Relay
 cgroup.MEMBERSHIP = Path(sys.argv[2])
 with Relay() as relay:
-    sys.exit(agent.supervise(Path(sys.argv[1]), relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
+    run_dir = Path(sys.argv[1])
+    place = agent.read_place(run_dir)
+    sys.exit(agent.supervise(run_dir, place, relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
 """
 MEBIBYTE = 1 << 20
 

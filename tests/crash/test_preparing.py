@@ -16,6 +16,7 @@ from kubetune.base import locks, processes, reminders
 from kubetune.base.signals import Relay
 from kubetune.data.findings import prepare_worker
 from kubetune.rundir import exit_status
+from kubetune.supervisor.place import read_place
 from kubetune.supervisor.supervise import supervise
 from kubetune.training import worker
 from kubetune.training.start import data_preparation
@@ -75,7 +76,9 @@ def test_a_stopped_process_that_prepares_is_told_of_by_the_agent(
     before = processes.children(os.getpid())
     codes = []
     log = ""
-    agent = threading.Thread(target=lambda: codes.append(supervise(run_dir, Relay())))
+    agent = threading.Thread(
+        target=lambda: codes.append(supervise(run_dir, read_place(run_dir), Relay()))
+    )
     agent.start()
 
     def stopped() -> list[int]:

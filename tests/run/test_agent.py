@@ -29,8 +29,10 @@ import sys
 from pathlib import Path
 from kubetune.supervisor import agent
 from kubetune.base.signals import Relay
-with Relay() as relay, agent.hold(Path(sys.argv[1]), agent.read_place(Path(sys.argv[1])).node):
-    sys.exit(agent.supervise(Path(sys.argv[1]), relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
+run_dir = Path(sys.argv[1])
+place = agent.read_place(run_dir)
+with Relay() as relay, agent.hold(run_dir, place.node):
+    sys.exit(agent.supervise(run_dir, place, relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
 """
 
 

@@ -33,6 +33,10 @@ SILENT_SECONDS = 3.0
 TIMEOUT = 900
 SECONDS = 120.0
 
+# The actors are modules of the tests' own.
+PYTHONPATH = os.pathsep.join(
+    filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+)
 # The agent as it is, with less patience for a machine that answers nothing.
 AGENT = f"""
 import sys
@@ -43,8 +47,9 @@ from kubetune.supervisor.gang import peer_watch, wire
 wire.SILENT_SECONDS = {SILENT_SECONDS}
 peer_watch._LOSS_SECONDS = 0.5
 run_dir = Path(sys.argv[1])
-with Relay() as relay, agent.hold(run_dir, agent.read_place(run_dir).node):
-    sys.exit(agent.supervise(run_dir, relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
+place = agent.read_place(run_dir)
+with Relay() as relay, agent.hold(run_dir, place.node):
+    sys.exit(agent.supervise(run_dir, place, relay, prepare="tests.run.actor_prepare", worker="tests.run.actor"))
 """
 
 
@@ -92,7 +97,7 @@ class Hosts:
     def start(self, node: int) -> subprocess.Popen[str]:
         variables = {
             **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": PYTHONPATH,
             "NODE_RANK": str(node),
             "MASTER_ADDR": "10.77.0.1",
             "MASTER_PORT": str(self._port),

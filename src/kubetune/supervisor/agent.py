@@ -63,7 +63,7 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
         _require_consent(args.run_dir)
         place = read_place(args.run_dir)
         with hold(args.run_dir, place.node):
-            return supervise(args.run_dir, relay)
+            return supervise(args.run_dir, place, relay)
     except Exception as error:
         known_error = faults.known(error)
         if known_error is None:

@@ -63,7 +63,7 @@ def launch_run(
         return errors.OK
     with hold(run_dir, place.node):
         create_run_dir(config, run_dir, plan, source)
-        return supervise.supervise(run_dir, relay)
+        return supervise.supervise(run_dir, place, relay)
 
 
 def _done_at(config: Config, run_dir: Path, plan: Plan) -> int | None:

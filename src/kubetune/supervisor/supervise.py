@@ -21,20 +21,21 @@ from kubetune.supervisor.linked_ranks import run_node
 from kubetune.supervisor.node import Node
 from kubetune.supervisor.node_end import end
 from kubetune.supervisor.observers import observer_process
-from kubetune.supervisor.place import Place, read_place, read_plan
+from kubetune.supervisor.place import Place, read_plan
 
 PREPARE = "kubetune.data.findings.prepare_worker"
 WORKER = "kubetune.worker"
 
 
-def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: str = WORKER) -> int:
+def supervise(
+    run_dir: Path, place: Place, relay: Relay, *, prepare: str = PREPARE, worker: str = WORKER
+) -> int:
     """Run the ranks of this node in a run directory that the caller holds, and return the exit code.
 
-    `prepare` and `worker` are modules that take the directory as argument: `prepare` runs before any
+    `place`: this node's. `prepare` and `worker` are modules that take the directory as argument: `prepare` runs before any
     rank starts, `worker` is each rank. Write events, and exit.json on node 0. Raise EnvironmentFault
     if the directory cannot be written to.
     """
-    place = read_place(run_dir)
     relay.grace_seconds = read_plan(run_dir).grace_seconds
     if place.node and over.last_step(run_dir) is not None:
         return _end_without_start(run_dir, place)
