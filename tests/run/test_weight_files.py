@@ -20,6 +20,7 @@ from kubetune import errors
 from kubetune.config.schema import ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.models import loading
+from kubetune.models.adapters import on_base
 from kubetune.models.model_spec import ModelSpec
 from kubetune.scoring.generation import generate, greedy
 from kubetune.training.optimizer.shards import Buffers
@@ -86,7 +87,7 @@ def test_what_is_no_file_of_weights_is_refused_in_words(
 ) -> None:
     (adapter / NAME).write_bytes(content)
     with pytest.raises(errors.ModelError, match="is no whole file of safetensors"):
-        loading.with_adapter(base, adapter)
+        on_base.with_adapter(base, adapter)
     (adapter / "optimizer.safetensors").write_bytes(content)
     with pytest.raises(errors.EnvironmentFault, match="is no whole file of safetensors"):
         Buffers(adapter)
@@ -98,7 +99,7 @@ def test_a_whole_adapter_is_loaded(base: Any, adapter: Path) -> None:
         for number, weights in enumerate(tensors.values(), 1):
             weights.fill_(number)
     save_file(tensors, adapter / NAME)
-    loaded = loading.with_adapter(base, adapter)
+    loaded = on_base.with_adapter(base, adapter)
     values = {float(p.flatten()[0]) for n, p in loaded.named_parameters() if "lora_" in n}
     assert values == {float(number) for number in range(1, len(tensors) + 1)}
 
@@ -124,7 +125,7 @@ def test_an_adapter_with_other_tensors_answers_nothing(base_folder: Path, adapte
         save_file(content, adapter / NAME)
         base = AutoModelForCausalLM.from_pretrained(base_folder)
         with pytest.raises(errors.ModelError, match=message):
-            loading.with_adapter(base, adapter)
+            on_base.with_adapter(base, adapter)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_settings_of_an_adapter_that_no_run_writes(
 ) -> None:
     set_in(adapter, **change)
     with pytest.raises(errors.ModelError, match=f"its adapter_config.json has {problem}"):
-        loading.require_plain_adapter(adapter)
+        on_base.require_plain_adapter(adapter)
 
 
 def set_in(adapter: Path, **change: Any) -> None:
@@ -179,7 +180,7 @@ def test_settings_of_an_adapter_that_lack_a_key(adapter: Path, key: str) -> None
     del facts[key]
     path.write_text(json.dumps(facts))
     with pytest.raises(errors.ModelError, match=f"has no {key}; expected one"):
-        loading.require_plain_adapter(adapter)
+        on_base.require_plain_adapter(adapter)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_tensors_that_are_none_of_such_an_adapter(
     tensors[first], tensors[second] = change(tensors[first], tensors[second])
     save_file({name: value.contiguous() for name, value in tensors.items()}, adapter / NAME)
     with pytest.raises(errors.ModelError, match=problem):
-        loading.require_plain_adapter(adapter)
+        on_base.require_plain_adapter(adapter)
 
 
 def test_an_adapter_of_another_base_is_refused_in_words(base: Any, adapter: Path) -> None:
@@ -222,7 +223,7 @@ def test_an_adapter_of_another_base_is_refused_in_words(base: Any, adapter: Path
             tensors[name] = torch.ones(2, value.shape[1] + 8)
     save_file(tensors, adapter / NAME)
     with pytest.raises(errors.ModelError, match=r"PEFT cannot put it on this model \(RuntimeError"):
-        loading.with_adapter(base, adapter)
+        on_base.with_adapter(base, adapter)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_expressions_of_an_adapter_that_never_end_or_match_nothing(
 ) -> None:
     set_in(adapter, **change)
     with pytest.raises(errors.ModelError, match=problem):
-        loading.with_adapter(base, adapter)
+        on_base.with_adapter(base, adapter)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_forms_of_adapters_that_runs_write_are_loaded(
     config = LoraConfig(**{**SETTINGS.to_dict(), "peft_type": None, **settings})
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base_folder), config)
     adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
-    loading.with_adapter(AutoModelForCausalLM.from_pretrained(base_folder), tmp_path / "adapter")
+    on_base.with_adapter(AutoModelForCausalLM.from_pretrained(base_folder), tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])

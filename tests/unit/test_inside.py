@@ -17,7 +17,7 @@ from kubetune.base import files, jsonl, locks, whole_folder
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.text.tokenizer import load_tokenizer
-from kubetune.models import loading
+from kubetune.models.adapters import on_base
 from kubetune.rundir import checkpoints
 from kubetune.rundir.status import log_lines
 from tests.architectures import save_model
@@ -132,7 +132,7 @@ def test_folders_of_models_and_adapters_that_are_links_out(
     for refused in (
         lambda: hub.check_model_folder(config),
         lambda: load_tokenizer(config),
-        lambda: loading.require_plain_adapter(model),
+        lambda: on_base.require_plain_adapter(model),
     ):
         with pytest.raises(errors.ModelError, match=problem):
             refused()

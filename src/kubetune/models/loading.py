@@ -7,45 +7,40 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from kubetune import errors
-from kubetune.base import expressions, logs
-from kubetune.base.files import IrregularFileError, require_plain
+from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
 from kubetune.data.prepared.rows import count_holding
 from kubetune.data.reading.hub import (
     check_model_folder,
-    explained_hub_errors,
     find_files,
     hub_token,
     is_local,
 )
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import patches, quantization, weight_files
-from kubetune.models.adapters import saved
+from kubetune.models.adapters.on_base import require_plain_adapter, with_adapter
+from kubetune.models.load_faults import explained_model
 from kubetune.models.mixtures.stacked_experts import swap_experts
-from kubetune.models.sharded_base import base_shards
 from kubetune.models.sharded_base.reading import Reader
 from kubetune.plan import model_shapes
 from kubetune.plan.base_model import (
     FETCH_AGAIN,
     Embeddings,
-    needs_code,
     other_shapes,
     require_plain_config,
     require_whole_groups,
@@ -64,22 +59,6 @@ DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-# transformers' error for a model that its class for the task does not know: the model's config, and that class.
-_OTHER_KIND = re.compile(
-    r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)"
-)
-# Errors of transformers for a file with a value that it does not expect.
-_OF_ODD_FILES = (
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-    NotImplementedError,
-    RecursionError,
-)
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
@@ -157,7 +136,7 @@ def _read(
     """Return a model and how its files differ from it, as `from_pretrained` does."""
     transformers_logging.disable_progress_bar()
     reading = nullcontext() if reader is None else reader.reading()
-    with explain(model), patches.without_load_report(), reading:
+    with explained_model(model), patches.without_load_report(), reading:
         result: tuple[Any, Mapping[str, Any]] = auto_class.from_pretrained(
             model.path,
             revision=model.revision,
@@ -249,83 +228,6 @@ def load_trained(
     return adapted
 
 
-def with_adapter(base: Any, folder: Path) -> nn.Module:
-    """Return PEFT's model of a base with the adapter of a folder. Raise ModelError as `require_plain_adapter` does."""
-    from peft import PeftModel
-
-    settings = require_plain_adapter(folder)
-    _require_expressions(folder, settings, base)
-    with warnings.catch_warnings(), _explained_adapter(folder):
-        # Missing weights are an error below.
-        warnings.filterwarnings("ignore", "Found missing adapter keys")
-        with base_shards.measured(base, by_dora=settings.use_dora):
-            adapted: Any = PeftModel.from_pretrained(base, str(folder))
-        # `from_pretrained` keeps to itself what it did not find, and what it found besides.
-        result = adapted.load_adapter(str(folder), adapted.active_adapter)
-    weight_files.require_same_names(folder, result.missing_keys, result.unexpected_keys)
-    return adapted  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _explained_adapter(folder: Path) -> Iterator[None]:
-    """Turn what PEFT raises for an adapter that is not on this base into one sentence that says what to do."""
-    try:
-        yield
-    except (*_OF_ODD_FILES, RuntimeError, ValueError) as error:
-        raise errors.ModelError(
-            f"adapter {folder}: PEFT cannot put it on this model ({_fault_of_files(error)}); choose another "
-            "checkpoint, or --model with the base that it was trained on. Nothing was loaded."
-        ) from error
-
-
-def _require_expressions(folder: Path, settings: saved.AdapterSettings, base: nn.Module) -> None:
-    """Raise ModelError for an expression of an adapter that never ends, or does not match the modules that have one."""
-    names = [name for name, _ in base.named_modules()]
-    for key in ("target_modules", "exclude_modules"):
-        expression = getattr(settings, key)
-        if not isinstance(expression, str):
-            continue
-        matched = expressions.matches(expression, names)
-        problem = None
-        if matched is None:
-            problem = "expected a regular expression that soon has an answer"
-        elif key == "target_modules":
-            lost = saved.adapted_modules(folder, settings) - matched
-            if lost:
-                problem = f"expected an expression that matches {min(lost)}, which has an adapter"
-        if problem is not None:
-            raise errors.ModelError(
-                f"adapter {folder}: its {saved.SETTINGS} has {key}: {expression[:100]!r}; {problem}; {saved.ADVICE}"
-            )
-
-
-def require_plain_adapter(folder: Path) -> saved.AdapterSettings:
-    """Return the settings of an adapter that fits itself.
-
-    Raise ModelError for one with which PEFT would load other weights, pickles or modules, or none that work:
-
-        megatron_core                                PEFT imports the module that it names
-        another peft_type                            loads further adapters, from anywhere
-        no adapter_model.safetensors                 PEFT reads a pickle, or asks the hub
-    """
-    try:
-        require_plain(folder)
-    except IrregularFileError as error:
-        raise errors.ModelError(f"adapter {error}. Nothing was loaded.") from None
-
-    if not (folder / saved.WEIGHTS).is_file():
-        raise errors.ModelError(
-            f"adapter {folder}: has no adapter_model.safetensors; its weights are read from nothing else. Nothing was "
-            "loaded."
-        )
-
-    # PEFT does what this file says, so it must say nothing unknown.
-    settings = saved.read_settings(folder)
-    saved.require_fitting_weights(folder, settings)
-    weight_files.require_finite_file(folder / saved.WEIGHTS)
-    return settings
-
-
 def _read_plain(model: ModelConfig) -> Mapping[str, Any]:
     """Return a config.json. Raise ModelError for one, or an index, with which code or weights would come from elsewhere."""
     files = find_files(model, model.path, ("config.json", model_shapes.INDEX))
@@ -410,63 +312,6 @@ def _log_new_weights(differences: Mapping[str, Any], *, is_expected: bool) -> se
     return names
 
 
-@contextmanager
-def explain(model: ModelConfig) -> Iterator[None]:
-    """Turn what huggingface_hub and transformers raise into one sentence that says what to do."""
-    from huggingface_hub import errors as hub
-
-    strict: type[Exception] = hub.StrictDataclassError
-    kinds = (
-        hub.HfHubHTTPError,
-        hub.HFValidationError,
-        hub.OfflineModeIsEnabled,
-        hub.LocalEntryNotFoundError,
-    )
-    try:
-        yield
-    except SafetensorError as error:
-        raise errors.ModelError(
-            f"model {model.path}: a *.safetensors file is damaged or was not downloaded to its end ({error}); "
-            "fetch it again"
-        ) from error
-    except (OSError, ValueError, ImportError) as error:
-        if "trust_remote_code" in str(error):
-            raise needs_code(model.path) from error
-        # transformers wraps errors of the hub in an OSError of its own, with other advice.
-        for cause in errors.causes(error, hidden=True):
-            if isinstance(cause, kinds):
-                with explained_hub_errors(model.path, model.revision):
-                    raise cause from error
-        other_kind = _OTHER_KIND.search(str(error))
-        if other_kind is not None:
-            # The rest of the message lists each of the hundreds of classes that would do.
-            kind = other_kind[1].removesuffix("Config")
-            raise errors.ModelError(
-                f"model {model.path}: is a {kind}, which {other_kind[2]} has no form of; choose "
-                "a model of another kind, or another `task`"
-            ) from error
-
-        raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
-    except (*_OF_ODD_FILES, RuntimeError, strict) as error:
-        raise errors.ModelError(
-            f"model {model.path}: transformers cannot make a model of its config.json and weights "
-            f"({_fault_of_files(error)}); fetch it again, or fix config.json"
-        ) from error
-
-
-def _fault_of_files(error: Exception) -> str:
-    """Return what a library says of what is in a file, in short. Raise the error itself if it says something else.
-
-    A lack of memory, a lost rank and a broken device are no fault of the files. They have classes of their own, or
-    words.
-    """
-    if isinstance(error, RuntimeError):
-        is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
-        if not is_odd or re.search(r"alloc|memory|CUDA", str(error)[:2000]):
-            raise error
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
 def check_rows(
     auto_class: Any,
     model: ModelConfig,
@@ -498,7 +343,7 @@ def check_rows(
 
 def config_of(model: ModelConfig) -> Any:
     """Return the config of a model as transformers reads it, without code of its own. Raise ModelError."""
-    with explain(model):
+    with explained_model(model):
         return AutoConfig.from_pretrained(
             model.path,
             revision=model.revision,
@@ -537,7 +382,7 @@ def _stated_positions(facts: Any) -> float:
 
 def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
     """Return a model that is on this machine without its weights: its modules, on no device."""
-    with explain(model), torch.device("meta"):
+    with explained_model(model), torch.device("meta"):
         config = AutoConfig.from_pretrained(
             model.path,
             revision=model.revision,

@@ -24,6 +24,7 @@ from kubetune.config.resolved import read_config
 from kubetune.config.schema import ModelConfig
 from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.models import loading
+from kubetune.models.load_faults import explained_model
 from kubetune.models.model_spec import ModelSpec
 from kubetune.result.forms import equivalence, merge
 from kubetune.result.forms.equivalence import Comparison, Sample
@@ -140,7 +141,7 @@ def dtype_to_write(result: Result, wanted: str | None) -> torch.dtype:
             path = str(result.checkpoint)
             revision = None
         # config.json says in what dtype the weights lie, without reading them.
-        with loading.explain(config.model):
+        with explained_model(config.model):
             facts = transformers.AutoConfig.from_pretrained(
                 path, revision=revision, trust_remote_code=config.model.trust_remote_code
             )

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from kubetune import errors
-from kubetune.models import loading
+from kubetune.models.adapters.on_base import with_adapter
 from kubetune.models.padding_free import unwrap
 
 # Beginnings of warnings about what is done here on purpose.
@@ -49,7 +49,7 @@ def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
         if isinstance(layer, nn.Linear) and layer.weight.dtype != dtype:
             layer.to(dtype)
 
-    return loading.with_adapter(base, folder)
+    return with_adapter(base, folder)
 
 
 def merge_adapters(model: Any, dtype: torch.dtype) -> Any:
