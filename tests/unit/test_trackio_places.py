@@ -41,6 +41,8 @@ def test_only_the_run_file_names_a_place(
         return SimpleNamespace()
 
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))
+    module = SimpleNamespace(_get_default_namespace=lambda: "somebody")
+    monkeypatch.setitem(sys.modules, "trackio.run", module)
     for name in PLACES:
         monkeypatch.setenv(name, "https://elsewhere.example")
     run = TrackedRun("bot", tmp_path, "causal_lm", "LoRA", "any", {})
@@ -48,6 +50,8 @@ def test_only_the_run_file_names_a_place(
         TrackioSink(TrackioConfig.model_validate(section), run).begin()
     assert seen == []
     assert all(f"{name} is not used" in caplog.text for name in PLACES)
+    # Only a place on the hub needs the name of an account.
+    assert module._get_default_namespace() == ("somebody" if section else None)
     [settings] = calls
     assert settings["space_id"] == section.get("space_id")
     assert settings["server_url"] is None

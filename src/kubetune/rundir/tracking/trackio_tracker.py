@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,10 @@ from kubetune.rundir.tracking.tracker_queue import (
 _log = family_logger("TRACKING")
 # Variables by which Trackio sends somewhere, whatever the run file says.
 _NAME_PLACES: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
+
+
+def _nobody() -> None:
+    """Return the name of no account, as Trackio does without one."""
 
 
 class TrackioSink(Sink):
@@ -57,6 +62,11 @@ class TrackioSink(Sink):
                 if isinstance(value, str):
                     value = scrub(value)
                 settings[key] = value
+
+        module: Any = sys.modules.get("trackio.run")
+        if module is not None and not (section.space_id or section.server_url):
+            # It would ask the hub whose token this is, also for files on this machine.
+            module._get_default_namespace = _nobody
 
         with contextlib.redirect_stdout(io.StringIO()):  # trackio prints six lines of advice
             self._run = self._trackio.init(
