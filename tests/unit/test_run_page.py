@@ -126,6 +126,12 @@ def test_all_classes_are_told_the_worst_first(tmp_path: Path) -> None:
     bars = page[page.index('<table class="classes">') :].partition("</table>")[0]
     assert re.findall(r'<th scope="row">(.)</th><td>', bars) == ["b", "a", "c"]
     assert re.findall(r'class="bar part-(\d+)"', bars) == ["67", "84"]
+    # The tab begins with what is taken for what; of a class without rows nothing is recalled.
+    assert page.index("Still wrong (3): what is taken for what") < page.index(
+        "What each evaluation"
+    )
+    assert re.findall(r">(. taken for .)<", page) == ["a taken for b", "b taken for a"]
+    assert page.count("<td>–</td></tr>") >= 1
     # Without a confusion matrix it is known of what the rows are.
     (run_dir / metrics.EVALUATION).unlink()
     data = {"splits": {"train": {"rows": 10, "classes": {"a": 8, "b": 2}, "sources": []}}}

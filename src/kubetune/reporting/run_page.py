@@ -31,6 +31,7 @@ from kubetune.reporting.verdict_lines import verdict
 MOST_EVALUATIONS = 24  # rows of the table of evaluations
 MOST_ANSWERS = 12  # answers before and after training
 MOST_CLASSES = 40  # rows of a confusion matrix
+MOST_CONFUSIONS = 8  # of one class with another, told in words
 
 # Forecast and actual of one quantity: label, both as text, relative error, a remark.
 Row = tuple[str, str, str, float | None, str]
@@ -194,18 +195,24 @@ def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
 
     rows = []
+    wrong = []
     right = 0
     total = 0
     for index, (name, row) in enumerate(zip(names, counts, strict=True)):
         of_class = max(1, sum(row))  # a class may have no samples
         shaded = [(count, count / of_class) for count in row]
-        rows.append((name, shaded, row[index] / of_class))
+        rows.append((name, shaded, row[index] / of_class if sum(row) else None))
         right += row[index]
         total += sum(row)
+        for said, (count, part) in zip(names, shaded, strict=True):
+            if said != name and count:
+                wrong.append((name, said, count, part))
 
+    wrong.sort(key=lambda confusion: -confusion[2])
     return {
         "names": names,
         "rows": rows,
+        "wrong": wrong[:MOST_CONFUSIONS],
         "right": right,
         "total": total,
         "checkpoint": evaluation.get("checkpoint"),

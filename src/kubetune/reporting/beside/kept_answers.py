@@ -37,8 +37,14 @@ def weakest(run: RunRecord) -> Weakest | None:
     answers = answers_of(run.path, shown.step)
     names = list(answers[0]["scores"]) if answers else []
     about = shown.name.removeprefix("eval_")
-    # What the run is about, if answers are scored by it.
-    metric = next((name for name in (about, *RIGHT_OR_WRONG, *names) if name in names), None)
+    # What the run is about, if answers are right or wrong by it, else what they are right or wrong by.
+    of_choice = (
+        *(name for name in RIGHT_OR_WRONG if name == about),
+        *RIGHT_OR_WRONG,
+        about,
+        *names,
+    )
+    metric = next((name for name in of_choice if name in names), None)
     if metric is None:
         return None
     scored = [line for line in answers if metrics.is_number(line["scores"].get(metric))]
