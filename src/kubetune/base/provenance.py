@@ -57,6 +57,18 @@ def dotted(path: KeyPath) -> str:
     return text.removeprefix(".")
 
 
+def texts_in(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield every text in a value, with its path inside the value."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from texts_in(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from texts_in(item, (*path, index))
+
+
 def key_path(key: str) -> KeyPath:
     """Return the path of a dotted key: `("data", "train", 0, "weight")` for `data.train[0].weight`."""
     path: list[str | int] = []

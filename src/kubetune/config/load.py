@@ -20,12 +20,12 @@ from kubetune.base.files import StrPath
 from kubetune.base.logs import secret_variable
 from kubetune.base.provenance import (
     Entry,
-    KeyPath,
     Origin,
     Problem,
     Tree,
     dotted,
     into_lists,
+    texts_in,
 )
 from kubetune.base.secrets import ADVICE, is_secret
 from kubetune.base.yaml_reader import FileText, read_entries
@@ -38,7 +38,7 @@ from kubetune.config.entries import (
     from_mapping,
     from_overrides,
 )
-from kubetune.config.local_paths import with_absolute_paths
+from kubetune.config.local_paths import with_absolute_paths, with_known_homes
 from kubetune.config.problems import explain
 from kubetune.config.schema import Config
 from kubetune.config.short_forms import (
@@ -128,7 +128,7 @@ def read_tree(
 
     # Later layers win: values to start from, defaults, then the file, then what was typed.
     _put_lowest(tree, starting or {}, (*written, *ours), problems)
-    tree.put(_safe(with_absolute_paths(written, folders), problems))
+    tree.put(_safe(with_absolute_paths(with_known_homes(written, problems), folders), problems))
 
     _put_typed(tree, ours, here, problems)
 
@@ -151,7 +151,8 @@ def _put_typed(tree: Tree, ours: list[Entry], folder: Path, problems: list[Probl
     displace_global_batch(tree, {entry.path for entry in ours})
     sections = into_sections(ours, tree, problems)
     whole_lists = into_lists(sections, tree, problems, whole="path")
-    tree.put(_safe(with_absolute_paths(whole_lists, [folder]), problems))
+    known = with_known_homes(whole_lists, problems)
+    tree.put(_safe(with_absolute_paths(known, [folder]), problems))
 
 
 def _put_lowest(
@@ -175,7 +176,8 @@ def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> No
     if place is None:
         return
     entries = _written(place, problems)
-    tree.put(_safe(organisation.fitting(entries, sections, problems), problems))
+    fitting = organisation.fitting(entries, sections, problems)
+    tree.put(_safe(with_known_homes(fitting, problems), problems))
     log.info(
         "defaults of %s are laid under the run file (`kubetune plan --origins` shows which)", place
     )
@@ -200,7 +202,7 @@ def _safe(entries: Iterable[Entry], problems: list[Problem]) -> Iterator[Entry]:
 def _secrets_in(entry: Entry) -> list[Problem]:
     """Return a problem for each text of an entry that looks like a secret, or whose key says that it is one."""
     suspects = []
-    for inner, text in _texts(entry.value):
+    for inner, text in texts_in(entry.value):
         if is_secret(entry.path + inner, text, known=False):
             suspects.append((inner, text))
     if not suspects:
@@ -219,22 +221,10 @@ def _secrets_in(entry: Entry) -> list[Problem]:
 def _environment_secrets(entry: Entry) -> list[Problem]:
     """Return a problem for each text of an entry that holds the value of a secret environment variable."""
     problems = []
-    for inner, text in _texts(entry.value):
+    for inner, text in texts_in(entry.value):
         name = secret_variable(text)
         if name is not None:
             origin = entry.inner.get(inner, entry.origin)
             what = f"{dotted(entry.path)}: holds the value of the environment variable {name}"
             problems.append(Problem(origin, f"{what}; {ADVICE}"))
     return problems
-
-
-def _texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Yield every text in a value, with its path inside the value."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _texts(item, (*path, index))

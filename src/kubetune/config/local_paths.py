@@ -7,12 +7,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from kubetune.base.provenance import (
-    Entry,
-    KeyPath,
-)
+from kubetune.base.provenance import Entry, KeyPath, Problem, dotted, texts_in
 from kubetune.config.schema.distill import ITSELF
 
 # Keys whose value may be a local file or folder, as text or under `path` of a source.
@@ -26,6 +23,39 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("evaluation", "forget", "data"),
     ("evaluation", "forget"),
 )
+# Keys whose value is a place here, whether or not there is something already.
+_PLACES: Final[frozenset[KeyPath]] = frozenset((
+    *LOCAL_PATHS, ("output",), ("rewards",), ("data", "cache"), ("logging", "report_json"), ("distill", "teacher"),
+    ("evaluation", "benchmarks", "tasks_folder"), ("tracking", "trackio", "dir"),
+))  # fmt: skip
+# Keys of a source or a reward whose value is one.
+_INNER_PLACES: Final = ("path", "file", "reward_model", "teacher")
+
+
+def with_known_homes(entries: Iterable[Entry], problems: list[Problem]) -> Iterator[Entry]:
+    """Yield the entries. A place in the home of a user who is not known here is a problem: `~models/qwen` for `~/models`."""
+    for entry in entries:
+        places = []
+        if entry.path in _PLACES or entry.path[:-1] in _PLACES:
+            places = [
+                text for inner, text in texts_in(entry.value) if _is_place((*entry.path, *inner))
+            ]
+        strange = [text for text in places if os.path.expanduser(text).startswith("~")]
+        for text in strange:
+            problems.append(
+                Problem(
+                    entry.origin,
+                    f"{dotted(entry.path)}: {text} is in the home of a user who is not known here; expected ~/… for "
+                    "your own, or a whole path",
+                )
+            )
+        if not strange:
+            yield entry
+
+
+def _is_place(path: KeyPath) -> bool:
+    """True for a key of a place, an item of its list, and for those of a source or a reward that are places."""
+    return path in _PLACES or isinstance(path[-1], int) or path[-1] in _INNER_PLACES
 
 
 def with_absolute_paths(entries: Iterable[Entry], folders: Sequence[Path]) -> Iterator[Entry]:

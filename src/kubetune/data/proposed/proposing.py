@@ -6,6 +6,7 @@ they are not ours is guessed in this package, and nowhere else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -56,7 +57,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
 
     `source.columns` are names that the user gives, `task` is the user's too; what is left out is guessed.
     """
-    require_no_bare_images(Path(source.path).expanduser())
+    require_no_bare_images(Path(os.path.expanduser(source.path)))
     problems = Problems()
     records = list(islice(read_source(source, problems), _LOOKED_AT))
     if not records:

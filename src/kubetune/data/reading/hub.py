@@ -59,7 +59,7 @@ def is_local(path: str) -> bool:
     if is_image(path):
         return False
     return (
-        Path(path).expanduser().is_dir()
+        Path(os.path.expanduser(path)).is_dir()
         or path.startswith(("/", "./", "../", "~"))
         or path.count("/") > 1
     )
@@ -97,7 +97,7 @@ def find_files(
     if is_image(path):
         path = str(image_folder(model, path))
     if is_local(path):
-        folder = Path(path).expanduser()
+        folder = Path(os.path.expanduser(path))
         if not folder.is_dir():
             raise _no_folder(path)
         present = {name: folder / name for name in names if (folder / name).is_file()}
@@ -136,7 +136,7 @@ def list_files(model: ModelConfig, path: str) -> list[str]:
     if is_image(path):
         path = str(image_folder(model, path))
     if is_local(path):
-        folder = Path(path).expanduser()
+        folder = Path(os.path.expanduser(path))
         files = [*folder.glob("*"), *folder.glob("*/*")]
         return sorted(str(file.relative_to(folder)) for file in files)
     if model.local_files_only or _is_offline():
@@ -210,7 +210,7 @@ def check_model_folder(model: ModelConfig) -> None:
     """
     if not is_local(model.path):
         return
-    folder = Path(model.path).expanduser()
+    folder = Path(os.path.expanduser(model.path))
     if not folder.exists():
         raise _no_folder(model.path)
     require_base_folder(folder)
@@ -238,7 +238,7 @@ def check_model_folder(model: ModelConfig) -> None:
 
 def _no_folder(path: str) -> ModelError:
     """Return the error for a folder that is not there, with the one that was probably meant; or for a file of its name."""
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     if folder.exists():
         return ModelError(f"model {path}: is a file; expected the folder of a model")
     advice = _near(folder) or "; give a folder that holds the model, or a hub id"
@@ -318,7 +318,9 @@ def _has_dataset(path: str, environ: Mapping[str, str]) -> bool:
     home = environ.get("HF_DATASETS_CACHE") or model_shapes.hub_home(environ) / "datasets"
     # It writes org/SomeData as org___some_data.
     wanted = _bare(path.replace("/", ""))
-    return any(_bare(folder.name) == wanted for folder in Path(home).expanduser().glob("*___*"))
+    return any(
+        _bare(folder.name) == wanted for folder in Path(os.path.expanduser(home)).glob("*___*")
+    )
 
 
 def _bare(name: str) -> str:

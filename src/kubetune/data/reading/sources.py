@@ -78,7 +78,7 @@ def locate(source: SourceConfig) -> Located:
     path = source.path
     sample = None
     # A file may be called `data.jsonl#1000`: then it is that file.
-    if not Path(path).expanduser().exists() and (match := _SAMPLE.fullmatch(path)):
+    if not Path(os.path.expanduser(path)).exists() and (match := _SAMPLE.fullmatch(path)):
         path = match[1]
         sample = int(match[2])
         if not sample:
@@ -90,7 +90,7 @@ def locate(source: SourceConfig) -> Located:
         )
 
     # What is on disk comes before the hub: `org/data` may be a folder.
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))
     others: tuple[Path, ...] = ()
     if not place.is_dir():
         files = _files_of(place, path)
@@ -267,7 +267,7 @@ def load_dataset(
     require(f"{path}, a Hugging Face data set,", "datasets")
     import datasets
 
-    if Path(path).expanduser().is_dir():
+    if Path(os.path.expanduser(path)).is_dir():
         return _load_saved(path, subset, split)
     with explained_hub_errors(path, kind="dataset"), _known_to_be_away():
         try:
@@ -311,7 +311,7 @@ def _load_saved(
     """Return a split of a data set that `datasets` saved to a folder."""
     import datasets
 
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     _require_saved_inside(folder)
     saved: Any = datasets.load_from_disk(str(folder))
     splits = saved
@@ -364,7 +364,7 @@ def require_hub_data(
                 located = locate(source)
             except DataError:
                 continue  # whoever reads it says so
-            if not located.files and not Path(located.path).expanduser().is_dir():
+            if not located.files and not Path(os.path.expanduser(located.path)).is_dir():
                 of_hub.add(located.path)
 
     problems = []
