@@ -216,6 +216,11 @@ SFT = "model_name_or_path: a/b\ndataset_name: a/c\nuse_peft: true\n"
 WANDB = "wandb_entity: we\nwandb_project: mine\nwandb_mode: offline\nwandb_log_model: checkpoint\nwandb_name: bot\n"
 
 
+def test_a_method_that_is_neither_on_nor_off_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="yml:3: use_peft: found sometimes, which is no value"):
+        imported(tmp_path, SFT.replace("use_peft: true", "use_peft: sometimes"))
+
+
 def test_a_kind_that_is_switched_off_is_known(tmp_path: Path) -> None:
     off = "reward_model: false\nprocess_reward_model: false\n"
     result, config = imported(tmp_path, AXOLOTL + off)

@@ -194,7 +194,12 @@ TOOL = Tool(
             "lora.dropout": "lora_dropout",
         },
         rows=[
-            Row("use_peft", "lora", {True: None, False: unneeded("off: every parameter is trained")}),
+            Row(
+                "use_peft",
+                "lora",
+                {True: None, False: unneeded("off: every parameter is trained")},
+                other=lambda _, draft: draft.refuse_value("use_peft"),
+            ),
             Row("assistant_only_loss", "data.train_on", {True: "assistant", False: _OFF}),
             Row("completion_only_loss", "data.train_on", {True: "assistant", False: "all"}, unless="assistant_only_loss"),
             Row("lora_target_modules", PATH, other=modules("all-linear")),
