@@ -162,6 +162,29 @@ def test_a_question_with_input_is_one_question() -> None:
 THOUGHT = "First I add, then I look."
 
 
+@pytest.mark.parametrize("key", ["reasoning", "thinking"])
+def test_formulas_are_thoughts_as_words_are(key: str) -> None:
+    for thought in (THOUGHT, "1*3 = 3, 3+5 = 8", "Add.", ["3+5", "= 8"], "= 8"):
+        example = read({"question": "Q?", "answer": "a", key: thought}).example
+        assert isinstance(example, Chat)
+        assert example.messages[-1][key].startswith(thought[0])
+    # A number alone may be a grade: it is neither learned nor left out by a guess.
+    value = {"question": "Q?", "answer": "a", key: "8"}
+    with pytest.raises(
+        ValueError, match=rf"has `{key}: \"8\"`, .* `columns: {{reasoning_content: {key}}}`"
+    ):
+        read(value)
+    example = read(value, columns={"reasoning_content": key}).example
+    assert isinstance(example, Chat)
+    assert example.messages[-1]["reasoning_content"] == "8"
+
+
+def test_formulas_in_a_column_of_thoughts_are_thoughts() -> None:
+    rows = [{"cot": f"{n}*3 = {3 * n}", "reasoning_tokens": 100 + n} for n in range(40)]
+    assert meanings([{"question": "Q?", "answer": "a", **row} for row in rows])["cot"] == "thought"
+    assert "reasoning_tokens" not in meanings(rows)
+
+
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 @pytest.mark.parametrize(
     "value", [{"instruction": "Q?", "output": "a"}, {"question": "Q?", "answer": "a"}]

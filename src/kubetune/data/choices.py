@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
-from kubetune.data.column_names import TALKS, names_answer, words_of_name
+from kubetune.data.column_names import TALKS, names_answer, names_thought, words_of_name
 
 # Last words of names of choices; a column without any other word is called `A`.
 _SURE: Final = frozenset(("choice", "option", "opt", "op", "alternative"))
@@ -109,7 +109,9 @@ def _candidates(value: Mapping[str, Any]) -> Iterator[tuple[Choices, bool]]:
             yield Choices(columns, marks, tuple(texts), "columns"), is_sure
 
     for name, item in value.items():
-        if not isinstance(item, (list, Mapping)) or name in _NO_CHOICES or names_answer(name):
+        if not isinstance(item, (list, Mapping)) or name in _NO_CHOICES:
+            continue
+        if names_answer(name) or names_thought(name):
             continue
         if not _OTHER_NAMES.isdisjoint(words_of_name(name)):
             continue

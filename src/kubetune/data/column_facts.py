@@ -122,7 +122,9 @@ class ColumnFacts:
         # Single words are texts only if they differ: else they are efforts, kinds or languages.
         is_told = mean >= 2 or (mean >= 1 and self._differ())
         is_few = self.is_class(name, records=records)
-        if names_thought(name) and is_told and not is_few:
+        # Formulas have no words, and numbers are counts of tokens.
+        is_written = is_told or (self._differ() and self.numbers < self.records)
+        if names_thought(name) and is_written and not is_few:
             return "thought"
         if names_subject(name) and is_told:
             return "subject"

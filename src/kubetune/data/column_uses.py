@@ -24,7 +24,14 @@ from kubetune.data.column_names import (
     names_thought,
     words_of_name,
 )
-from kubetune.data.record_values import RecordValue, is_prose, joined_texts, key_of
+from kubetune.data.record_values import (
+    RecordValue,
+    is_number,
+    is_prose,
+    is_thought,
+    joined_texts,
+    key_of,
+)
 
 
 class Roles(NamedTuple):
@@ -187,7 +194,10 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
         return {}
 
     columns = {"prompt": prompt, "completion": completion}
-    thoughts = [name for name, text in value.items() if names_thought(name) and _is_text(text)]
+    thoughts = []
+    for name, text in value.items():
+        if names_thought(name) and is_thought(text) and not is_number(text):
+            thoughts.append(name)
     if len(thoughts) == 1:
         # A plain prompt has no place for them.
         columns = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 # A record as its file has it.
 RecordValue = Mapping[str, Any]
@@ -28,6 +28,18 @@ def count_words(value: Any) -> int:
 def is_prose(value: Any) -> bool:
     """True if a value is a text of two words at least, or holds such texts."""
     return count_words(value) >= 2
+
+
+# What a column that is called like thoughts holds if it is a setting.
+_SETTINGS: Final = frozenset((
+    "none", "null", "nan", "n/a", "minimal", "low", "medium", "high", "xhigh", "max", "auto", "default", "on", "off",
+    "true", "false", "yes", "no", "enabled", "disabled",
+))  # fmt: skip
+
+
+def is_thought(value: Any) -> bool:
+    """True for a text that may be thoughts, whatever signs it is of; the name of an effort is none."""
+    return isinstance(value, str) and value.strip().lower() not in ("", *_SETTINGS)
 
 
 def is_phrase(value: Any) -> bool:

@@ -11,7 +11,7 @@ from kubetune.data.proposed.seen_records import SeenRecords
 from kubetune.data.proposed.trial_reading import can_be_read
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.prompts import right_answer
-from kubetune.data.record_values import RecordValue, is_prose
+from kubetune.data.record_values import RecordValue, is_prose, is_thought
 
 
 def kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
@@ -82,7 +82,7 @@ def _lacks_answer(value: RecordValue) -> bool:
     prompt = value.get("prompt")
     if isinstance(prompt, list):
         return bool(prompt)
-    if any(names_thought(key) and is_prose(item) for key, item in value.items()):
+    if any(names_thought(key) and is_thought(item) for key, item in value.items()):
         return False
     asks = any(is_prose(value.get(key)) for key in (*QUESTIONS, "prompt"))
     return asks and right_answer(value) is not None

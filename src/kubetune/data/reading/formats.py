@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS, REASONING
+from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS, REASONING
 from kubetune.data.column_uses import likely_columns
 from kubetune.data.column_words import in_words, in_yaml
 from kubetune.data.question_subjects import require_subjects
@@ -23,6 +24,7 @@ from kubetune.data.reading.fields import (
     listed,
     quoted,
     required,
+    show,
     text_of,
 )
 from kubetune.data.reading.labelled import read_labelled
@@ -41,7 +43,7 @@ from kubetune.data.reading.refusals import (
     require_readable,
     require_trained,
 )
-from kubetune.data.record_values import is_prose, joined_texts
+from kubetune.data.record_values import is_number, is_prose, is_thought, joined_texts
 
 Value = Mapping[str, Any]
 
@@ -307,9 +309,14 @@ def _answer(record: Fields, content: str) -> Turn:
     message = {"role": "assistant", "content": content}
     for key in REASONING:
         thought = joined_texts(record.peek(key))
-        # A number under these names, or the name of an effort, is no thought; the first of them means nothing else.
-        is_thought = is_prose(thought) or (key == REASONING[0] and record.holds(key))
-        if isinstance(thought, str) and is_thought:
+        # The first of these names means nothing else; of the others, each value tells the same of its whole column.
+        is_sure = key == REASONING[0] and record.holds(key)
+        if isinstance(thought, str) and (is_sure or is_thought(thought)):
+            if not is_sure and is_number(thought):
+                raise ValueError(
+                    f"has `{key}: {show(thought)}`, a thought or a number that says something about the record; give "
+                    f"`{in_yaml({REASONING[0]: key})}` to learn it before the answer, or leave the column out"
+                )
             record.note_taken(key, "the thoughts before it")
             message[key] = text_of(joined_texts(record[key]), key)
             break
