@@ -109,7 +109,8 @@ def test_the_first_thing_that_one_tries_on_dolly_works() -> None:
     [
         {"question": "Q is that?", "context": "", "answer": "A is."},
         {"question": "Read: One two. Who?", "context": "One two.", "answer": "Two."},
-        {"question": "Q is that?", "context": "doc_12.pdf", "answer": "A is."},
+        {"question": "Q is that?", "context": [None, {"title": " "}], "answer": "A is."},
+        {"question": "Add 80 and 3.5.", "context": [80, "3.5"], "answer": "83.5"},
         {
             "question": "Red or blue? A) A rose. B) The sky.",
             "options": ["A rose.", "The sky."],
@@ -126,6 +127,39 @@ def test_the_first_thing_that_one_tries_on_dolly_works() -> None:
 )
 def test_what_says_nothing_more_than_the_question_is_no_subject(value: dict[str, Any]) -> None:
     assert isinstance(read(value).example, Chat)
+
+
+@pytest.mark.parametrize(
+    ("beside", "kind"),
+    [
+        ({"context": "80, 33, 95, 46", "answer": "It is 254."}, "text"),
+        ({"context": {"heat": 27, "damp": 19}, "answer": "It is."}, "text"),
+        ({"context": [18, 23.5], "answer": "It is."}, "text"),
+        ({"context": 0, "answer": "It is."}, "text"),
+        ({"context": "tree", "answer": "It is."}, "text"),
+        ({"documents": [{"id": 7}], "chosen": "It is.", "rejected": "No."}, "pair"),
+        ({"context": [23, 4], "ground_truth": "27"}, "prompt"),
+        ({"table": [[1, 0], [3, 4]], "answer": "The row 0 has it."}, "text"),
+        ({"choices": {"A": 3, "B": 4}, "answer": "B"}, "text"),
+        ({"options": [0, 2, 3], "answer": "B"}, "text"),
+    ],
+)
+def test_what_a_question_is_about_needs_no_letters(
+    beside: dict[str, Any], kind: RecordKind
+) -> None:
+    value = {"question": "What is 23 and the rest?", **beside}
+    name = next(iter(beside))
+    with pytest.raises(
+        ValueError, match=f"has `{name}` beside `question`, .* left out of the prompt"
+    ):
+        read(value, kind=kind)
+
+
+def test_numbers_beside_messages_are_what_they_are_about() -> None:
+    turns = [{"role": "user", "content": "Add them."}, {"role": "assistant", "content": "7"}]
+    for context in ("0, 3, 4", {"a": 3, "b": 4}, [3, 4]):
+        with pytest.raises(ValueError, match="has `context` beside `messages`"):
+            read({"messages": turns, "context": context})
 
 
 def test_options_that_are_no_text_are_refused_too() -> None:
@@ -150,8 +184,73 @@ def test_a_text_beside_a_question_and_an_answer_is_decided_by_the_user() -> None
         value, {"instruction": "question", "input": "text", "output": "answer"}
     ).endswith("all day.")
     # A text that holds both is how they are written for training.
-    whole = {**value, "text": "Q: What fell then? A: Rain fell."}
+    whole = {**value, "text": "Q: What fell \n then? A: Rain fell."}
     assert not isinstance(read(whole).example, Chat)
+    assert not isinstance(read(value, "text").example, Chat)
+
+
+@pytest.mark.parametrize("answer", ["Rain", "all day", "yes", "It was snow."])
+@pytest.mark.parametrize("asked", ["question", "instruction", "prompt"])
+@pytest.mark.parametrize("named", ["answer", "output", "completion"])
+def test_a_passage_is_known_whatever_the_answer_takes_from_it(
+    answer: str, asked: str, named: str
+) -> None:
+    value = {"text": "Rain fell all day.", asked: "What fell then?", named: answer}
+    with pytest.raises(
+        ValueError, match=f"has `text` beside `{asked}` and `{named}`, and either would be lost"
+    ) as error:
+        read(value)
+    pairs = {"instruction": asked, "input": "text", "output": named}
+    columns = {key: name for key, name in pairs.items() if key != name}
+    words = ", ".join(f"{key}: {name}" for key, name in columns.items())
+    assert f"`columns: {{{words}}}`" in str(error.value)
+    assert questions(value, columns) == "What fell then?\nRain fell all day."
+    assert questions({**value, "text": ""}, {"instruction": asked, "output": named})
+
+
+def test_a_passage_is_no_text_to_learn_under_other_kinds() -> None:
+    passage = {"text": "Rain fell all day.", "question": "Then?"}
+    for kind, answers in (
+        ("pair", {"chosen": "Rain.", "rejected": "Snow."}),
+        ("prompt", {"ground_truth": "Rain"}),
+        ("prompt", {}),
+    ):
+        with pytest.raises(ValueError, match="has `text` beside `question`, and it would be left"):
+            read({**passage, **answers}, kind=kind)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("beside", "columns"),
+    [
+        ({"response": "7"}, {"prompt": "text", "completion": "response"}),
+        ({"summary": "7 cows"}, {"prompt": "text", "completion": "summary"}),
+        ({"Translation": "7 Kühe"}, {"prompt": "text", "completion": "Translation"}),
+        ({"target": "There are 7 cows"}, {"prompt": "text", "completion": "target"}),
+        ({"input": "A cow.", "target": "7"}, {"instruction": "text", "output": "target"}),
+        (
+            {"prompt": "How many?", "target": "7"},
+            {"instruction": "prompt", "input": "text", "output": "target"},
+        ),
+    ],
+)
+def test_what_is_written_for_a_text_is_not_lost(
+    beside: dict[str, str], columns: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"The farm has 7 cows and {n} other animals.", **beside} for n in range(30)]
+    code, output = check(lines(rows), "--model", MODEL, capsys=capsys)
+    words = ", ".join(f"{key}: {name}" for key, name in columns.items())
+    assert code == 2
+    assert f"beside `text`, and it would be lost; give `columns: {{{words}}}`" in output
+    given = [f"{key}={name}" for key, name in columns.items()]
+    code, output = check("d.jsonl", "--model", MODEL, "--columns", *given, capsys=capsys)
+    assert (code, "not used" in output) == (0, False)
+    # A class is none, nor is what stands beside a text that was chosen.
+    assert not isinstance(read({**rows[0], **beside}, "text").example, Chat)
+    assert not isinstance(read({"text": "It rains.", "target": "rain"}).example, Chat)
+    if "prompt" not in columns:
+        return
+    assert inited(rows, capsys=capsys)[0] == 0
+    assert load_config(Path("run.yaml")).data.train[0].columns == columns
 
 
 def test_a_question_with_input_is_one_question() -> None:
@@ -486,20 +585,18 @@ def test_thoughts_that_nothing_reads_are_warned_of(capsys: pytest.CaptureFixture
     assert "`data.train.columns: {reasoning_content: thinking_trajectories}`" in output
 
 
-@pytest.mark.parametrize("is_text", [True, False])
+@pytest.mark.parametrize("word", ["{}{}", "7{}", "wiki"])
 def test_single_words_that_a_question_is_about_are_named(
-    is_text: bool, capsys: pytest.CaptureFixture[str]
+    word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    letters = "abcdefghijklmnopqrst"
-    # Words that repeat say of which kind a record is.
-    about = {letter: letter * 3 if is_text else "wiki" for letter in letters}
     rows = [
-        {"question": "Translate to German.", "context": about[letter], "answer": f"das {letter}"}
-        for letter in letters
+        {"question": "Translate it.", "context": word.format(n, "a"), "answer": f"das {n}"}
+        for n in range(20)
     ]
-    _, output = check(lines(rows), "--model", MODEL, capsys=capsys)
-    assert ("train: `context` (a text) is not used, in 20 records" in output) == is_text
-    assert ("keys not used: context" in output) != is_text
+    columns = ["--columns", "instruction=question", "output=answer"]
+    _, output = check(lines(rows), "--model", MODEL, *columns, capsys=capsys)
+    assert "warning: train: `context` (a text) is not used, in 20 records" in output
+    assert "keys not used: context" not in output
 
 
 def test_init_reads_thoughts_under_another_name() -> None:
@@ -1060,6 +1157,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "object": {"choices": {"label": ["A", "B"], "text": TOWNS[:2]}, "answer": "B"},
     "objects": {"candidates": [{"id": "A", "text": "Paris"}, {"id": "B", "text": "Rome"}], "answer": "(B)"},
     "two kinds": {"article": "An article of towns.", "options": TOWNS, "answer": "B. Rome on the Tiber"},
+    "numbers": {"options": [12, 20, 35], "answer": "B"},
+    "numbers by their marks": {"choices": {"A": 12, "B": 20}, "answer": "B"},
+    "rows of numbers": {"table": [[1, 90], [2, 80]], "answer": "The first."},
     "table": {"table": {"header": ["land", "town"], "rows": [["Italy", "Rome"]]}, "answer": "Rome"},
     "objects with the answer": {"kb": [{"land": "Italy", "town": "Rome"}], "answer": "Rome"},
 }  # fmt: skip
@@ -1105,7 +1205,7 @@ def _texts(value: Any) -> list[str]:
         value = list(value.values())
     if isinstance(value, list):
         return [text for item in value for text in _texts(item)]
-    return [value]
+    return [str(value)]
 
 
 @pytest.mark.parametrize(

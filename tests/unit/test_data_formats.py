@@ -119,7 +119,7 @@ RENAMED = "`{}` as the prompt, plain text, `{}` as its completion"
         ({"prompt": "a", "response": "b"}, Pair("a", "b"), "`response` as its completion"),
         ({"prompt": "a", "completion": "b"}, Pair("a", "b"), ""),
         ({"instruction": "Ping", "output": "Pong"}, Chat((USER, ANSWER)), ""),
-        ({"text": "a", "question": "b", "answer": "c"}, Text("a"), ""),
+        ({"text": "b or c: c", "question": "b or c", "answer": "c"}, Text("b or c: c"), ""),
     ],
 )
 def test_questions_and_answers_are_read_by_their_names_and_it_is_said(
@@ -498,7 +498,7 @@ def test_good_answers_and_texts_keep_their_verdicts_to_themselves() -> None:
         ),
         ({"prompt": "Ping", "input": "more", "completion": "Pong"}, ("input",)),
         ({"text": "Hello", "system": "Be short."}, ("system",)),
-        ({"instruction": "Ping", "output": "Pong", "text": "both"}, ("text",)),
+        ({"instruction": "Say Ping", "output": "Pong", "text": "Say Ping: Pong"}, ("text",)),
         ({"sentence": "x", "label": 1, "idx": 0}, ("idx",)),
         ({"prompt": "Ping", "completion": "Pong", "weight": "1.0", "train": True}, ()),
         (

@@ -168,11 +168,18 @@ def _in_column(name: str, item: Any) -> Choices | None:
         return None
     if not 2 <= len(listed.texts) <= min(len(listed.marks), _MOST):
         return None
-    if not all(isinstance(text, str) and text.strip() for text in listed.texts):
+    if not all(_may_be_chosen(text, is_sure=_is_sure(name)) for text in listed.texts):
         return None
     marks = tuple(str(mark).upper() for mark in listed.marks[: len(listed.texts)])
-    texts = tuple(text.strip() for text in listed.texts)
+    texts = tuple(str(text).strip() for text in listed.texts)
     return Choices((name,), marks, texts, listed.form, listed.mark_key)
+
+
+def _may_be_chosen(text: Any, *, is_sure: bool) -> bool:
+    """True for a text, and for a number where the name says that it is a choice; other numbers are scores."""
+    if isinstance(text, str):
+        return bool(text.strip())
+    return is_sure and isinstance(text, (int, float)) and not isinstance(text, bool)
 
 
 def _of_object(item: Mapping[str, Any]) -> _Listed | None:

@@ -126,7 +126,7 @@ class ColumnFacts:
         is_written = is_told or (self._differ() and self.numbers < self.records)
         if names_thought(name) and is_written and not is_few:
             return "thought"
-        if names_subject(name) and is_told:
+        if names_subject(name) and (is_told or self.answer):
             return "subject"
         is_text = self.phrases >= _PHRASES_OF_A_TEXT * self.records
         # Sentences that repeat beside an answer are instructions.

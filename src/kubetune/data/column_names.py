@@ -12,6 +12,13 @@ ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
 RIGHT_ANSWERS: Final = (
     "solution", "ground_truth", "target", "answer", "reference_answer", "expected_answer", "final_answer",
 )  # fmt: skip
+# Names that are given to the right answer alone, whoever else has answered.
+TRUTHS: Final = (
+    "ground_truth", "target", "reference_answer", "expected_answer", "final_answer", "correct_answer", "gold_answer",
+    "gold",
+)  # fmt: skip
+# Names of what is written for a text beside it. A `target` may be a class too.
+OUTPUTS: Final = (*ANSWERS, "reply", "summary", "highlights", "tldr", "translation")
 # Names of an answer that follows its prompt.
 COMPLETIONS: Final = ("completion", "output", "response", "answer")
 PROMPTS: Final = (*QUESTIONS, "prompt", "input")

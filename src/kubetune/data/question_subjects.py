@@ -18,7 +18,7 @@ from kubetune.data.column_names import (
 )
 from kubetune.data.column_uses import with_subject, with_system
 from kubetune.data.column_words import in_list, in_words, in_yaml
-from kubetune.data.record_values import RecordValue, is_held, key_of, leaves, tells_something
+from kubetune.data.record_values import RecordValue, count_words, is_empty, is_held, key_of, leaves
 
 # Words of names of lists of objects that are about an answer, or that a model is given in another way.
 _NO_TABLES: Final = frozenset((
@@ -34,8 +34,9 @@ def left_subjects(
 
     Columns that hold a choice each stand together: [("article",), ("A", "B", "C", "D")].
     """
-    # Whoever names a question or an answer has seen the other columns.
-    is_decided = not columns.keys().isdisjoint((*PROMPTS, *ANSWERS, *TALKS, "chosen", "rejected"))
+    # Whoever names a question, an answer or the text to learn has seen the other columns.
+    named = (*PROMPTS, *ANSWERS, *TALKS, "chosen", "rejected", "text")
+    is_decided = not columns.keys().isdisjoint(named)
     question = key_of((*TALKS, *PROMPTS), value, {})
     answer = key_of(ANSWERS, value, {})
     is_talk = question in TALKS
@@ -51,12 +52,31 @@ def left_subjects(
     for name, item in value.items():
         if name in (question, answer, "input", *of_choices):
             continue
-        is_subject = names_subject(name) and tells_something(item)
+        # By its name alone: a list of numbers is as much of a context as a text.
+        is_subject = names_subject(name) and not is_empty(item)
+        if name == "text" and not is_talk:
+            is_subject = _is_passage(item, value[question], value.get(answer))
         if not is_subject and not is_talk:
             is_subject = _is_table(name, item, value.get(answer))
         if is_subject and not is_held(item, [value[question], value.get("input")]):
             left.append((name,))
     return left
+
+
+def _is_passage(text: Any, question: Any, answer: Any) -> bool:
+    """True for a `text` that a question is about: one that is not the question with its answer, written out as a whole.
+
+    An answer alone does not show that, since a passage holds the answers that are taken from it.
+    """
+    if not isinstance(text, str) or is_empty(text):
+        return False
+    # A conversation, or a text.
+    asked = question
+    if isinstance(question, list):
+        asked = [turn.get("content") if isinstance(turn, Mapping) else turn for turn in question]
+    whole = [" ".join(text.split())]
+    parts = [" ".join(part.split()) for part in leaves([asked, answer])]
+    return count_words(asked) < 2 or not is_held(parts, whole)
 
 
 def _is_table(name: str, value: Any, answer: Any) -> bool:
@@ -101,6 +121,11 @@ def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_an
     listed = in_list(names)
     has = f"has {listed} beside `{question}`, and {it} would be left out"
     use = subject_columns(left, value, {})
+    if use and names == ["text"] and needs_answer:
+        raise ValueError(
+            f"has `text` beside `{question}` and `{answer}`, and either would be lost; give `{in_yaml(use)}` "
+            f"(`{in_words(use)}` beside `--data`) if the question is about it, or `format: text` to learn the text alone"
+        )
     if use:
         raise ValueError(
             f"{has} of the prompt; give `{in_yaml(use)}` "

@@ -51,13 +51,6 @@ def is_phrase(value: Any) -> bool:
     return is_prose(value)
 
 
-def tells_something(value: Any) -> bool:
-    """True for prose, and for a table of short cells; an id or a number tells nothing."""
-    if is_prose(value):
-        return True
-    return any(len(re.findall(r"[^\W_]+", leaf)) > 2 and "|" in leaf for leaf in leaves(value))
-
-
 def joined_texts(value: Any) -> Any:
     """Return a list of texts as one text, a line each; anything else as it is."""
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
@@ -66,8 +59,12 @@ def joined_texts(value: Any) -> Any:
 
 
 def is_empty(value: Any) -> bool:
-    """True for None, and for a text, list or object with nothing in it."""
-    return value in (None, "", [], {}) or (isinstance(value, str) and value.isspace())
+    """True for None, for a text without a sign, and for what holds nothing else; a 0 is something."""
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_empty, value))
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def key_of(names: Sequence[str], value: RecordValue, columns: Mapping[str, str]) -> str:
@@ -80,16 +77,23 @@ def key_of(names: Sequence[str], value: RecordValue, columns: Mapping[str, str])
 
 
 def is_held(value: Any, texts: Sequence[Any]) -> bool:
-    """True if each text in a value is a part of one of these, which may be messages."""
+    """True if each text or number in a value is a part of one of these texts, which may be messages."""
     held = list(leaves(list(texts)))
     parts = [part.strip() for part in leaves(value)]
-    return bool(parts) and all(any(part in text for text in held) for part in parts)
+    return bool(parts) and all(any(_has_part(text, part) for text in held) for part in parts)
+
+
+def _has_part(text: str, part: str) -> bool:
+    """True if a text has this part; a number has to stand alone, since 23 does not say 3."""
+    if part not in text:
+        return False
+    return not is_number(part) or bool(re.search(rf"(?<![\d.]){re.escape(part)}(?!\.?\d)", text))
 
 
 def leaves(value: Any) -> Iterator[str]:
-    """Yield the texts within a value."""
-    if isinstance(value, str):
-        yield value
+    """Yield the texts and numbers within a value."""
+    if isinstance(value, (str, int, float)):
+        yield str(value)
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from leaves(item)

@@ -7,11 +7,19 @@ Adding a shape is one function and one line in SHAPES.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS, REASONING
-from kubetune.data.column_names import ANSWERS, COMPLETIONS, QUESTIONS, REASONING
+from kubetune.data.column_names import (
+    ANSWERS,
+    COMPLETIONS,
+    OUTPUTS,
+    PROMPTS,
+    QUESTIONS,
+    REASONING,
+    RIGHT_ANSWERS,
+)
 from kubetune.data.column_uses import likely_columns
 from kubetune.data.column_words import in_words, in_yaml
 from kubetune.data.question_subjects import require_subjects
@@ -43,7 +51,7 @@ from kubetune.data.reading.refusals import (
     require_readable,
     require_trained,
 )
-from kubetune.data.record_values import is_number, is_prose, is_thought, joined_texts
+from kubetune.data.record_values import is_number, is_prose, is_thought, joined_texts, key_of
 
 Value = Mapping[str, Any]
 
@@ -103,7 +111,7 @@ def read(
     for key in (*replaced, *answered.others):
         record.note_unused(key)
     if shape == "auto":
-        shape = detect(value, kind=kind)
+        shape = detect(value, kind=kind, columns=columns)
     if shape in _MAY_BE_CHATS:
         require_readable(record)
     example = SHAPES[shape](record)
@@ -170,8 +178,13 @@ def _without_obeyed(unused: Sequence[str], value: Value) -> tuple[str, ...]:
     return tuple(key for key in unused if not is_obeyed(key, value.get(key)))
 
 
-def detect(value: Value, *, kind: RecordKind = "text") -> str:
-    """Return the shape of a record by the keys it has. Raise ValueError when it has none."""
+def detect(
+    value: Value,
+    *,
+    kind: RecordKind = "text",
+    columns: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return the shape of a record by the keys it has. Raise ValueError when it has none, or of two only one is read."""
     if kind == "labelled":
         return "labelled"
     # Tables give every row all their columns, so keys that are null decide only where no others do.
@@ -179,8 +192,9 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
     for present in (held, value.keys()):
         for shape, groups in _MARKS:
             if all(first_of(group, present) is not None for group in groups):
-                if shape == "text" and present is held:
-                    _require_one_reading(value)
+                # Whoever names the text has seen the other columns.
+                if shape == "text" and "text" not in columns and kind == "text":
+                    _require_text_alone(value)
                 return shape
 
     raise ValueError(
@@ -204,20 +218,25 @@ def _other_names(value: Value) -> str:
     return ""
 
 
-def _require_one_reading(value: Value) -> None:
-    """Raise ValueError for a `text` beside a question with its answer that it does not hold: one of both would be lost."""
-    text = value["text"]
-    for key in QUESTIONS:
-        answer_key = next((name for name in ANSWERS if is_prose(value.get(name))), "")
-        if not answer_key or not is_prose(value.get(key)):
+def _require_text_alone(value: Value) -> None:
+    """Raise ValueError for a `text` with what is to be written of it, such as a summary, which would be lost."""
+    asked = key_of(PROMPTS, value, {})
+    for name, written in value.items():
+        # Of a question with its answer, the text is the whole.
+        if not isinstance(written, str) or not written.strip() or (asked and name in ANSWERS):
             continue
-        if isinstance(text, str) and str(value[answer_key]).strip() in text:
-            return
-        raise ValueError(
-            f"has `text` beside {quoted((key, answer_key))}, and either would be lost; give `columns: {{instruction: "
-            f"{key}, input: text, output: {answer_key}}}` if the question is about it, or `format: text` to learn the "
-            "text alone"
-        )
+        if name.lower() in OUTPUTS or (
+            name.lower() in RIGHT_ANSWERS and (asked or is_prose(written))
+        ):
+            use = {"prompt": "text", "completion": name}
+            if asked == "input":
+                use = {"instruction": "text", "output": name}
+            elif asked:
+                use = {"instruction": asked, "input": "text", "output": name}
+            raise ValueError(
+                f"has `{name}` beside `text`, and it would be lost; give `{in_yaml(use)}` (`{in_words(use)}` beside "
+                f"`--data`) to learn it as the answer, or `format: text` to learn the text alone"
+            )
 
 
 # Each shape with the keys it is known by: one of each group. The first shape that fits is taken.
