@@ -14,10 +14,11 @@ import pytest
 from kubetune import cli
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.load import load_config
-from kubetune.config.schema import RecordKind
+from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.column_facts import Columns
-from kubetune.data.column_names import names_metadata, names_subject, names_thought
-from kubetune.data.reading.examples import Chat, Preference
+from kubetune.data.column_names import TRUTHS, names_metadata, names_subject, names_thought
+from kubetune.data.findings.references import asked_of
+from kubetune.data.reading.examples import Chat, Pair, Preference
 from kubetune.data.reading.formats import read
 from kubetune.data.unread_columns import left_out
 from tests import records
@@ -966,9 +967,85 @@ def test_of_two_right_answers_the_one_that_is_not_compared_with_is_named() -> No
     assert read(verl, kind="prompt").unused == ("data_source",)
     talk = [{"role": "user", "content": "What is 2?"}]
     assert read({"messages": talk, "solution": "2"}, kind="prompt").unused == ()
-    answered = [*talk, {"role": "assistant", "content": "2"}]
-    reading = read({"messages": answered, "solution": "two"}, kind="prompt")
-    assert reading.unused == ("solution",)
+    # The end of a conversation is what somebody answered.
+    answered = [*talk, {"role": "assistant", "content": "It may be 3"}]
+    for column in ("solution", "answer", "ground_truth", "gold"):
+        reading = read({"messages": answered, column: 2}, kind="prompt")
+        assert reading.unused == ("messages[-1]",)
+        assert _right(reading.example) == "2"
+    assert _right(read({"messages": answered}, kind="prompt").example) == "It may be 3"
+    spoken = [{"from": "human", "value": "What is 2?"}, {"from": "gpt", "value": "It may be 3"}]
+    reading = read({"conversations": spoken, "gold": "2"}, kind="prompt")
+    assert _right(reading.example) == "2"
+
+
+def _right(example: object) -> str:
+    """Return the answer that a record of prompts ends with."""
+    if isinstance(example, Chat):
+        return str(example.messages[-1]["content"])
+    assert isinstance(example, Pair)
+    return example.completion
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"prompt": "What is 10+1?"},
+        {"problem": "What is 10+1?"},
+        {"prompt": [{"role": "user", "content": "What is 10+1?"}]},
+    ],
+)
+@pytest.mark.parametrize(
+    "truth",
+    [
+        *({name: "11"} for name in TRUTHS),
+        {"target": 11},
+        {"reward_model": {"ground_truth": "11"}},
+        {"reward_model": {"ground_truth": 11, "style": "rule"}},
+    ],
+)
+@pytest.mark.parametrize("draft", ["response", "answer", "completion", "output"])
+def test_what_is_called_the_right_answer_is_believed_before_a_draft(
+    prompt: dict[str, Any], truth: dict[str, Any], draft: str
+) -> None:
+    value = {**prompt, draft: "I think it is 12", **truth}
+    reading = read(value, kind="prompt")
+    assert _right(reading.example) == "11"
+    assert reading.unused == (draft,)
+    # Who names the answer is obeyed.
+    key = "completion" if "prompt" in prompt else "output"
+    named = read(value, columns={key: draft}, kind="prompt")
+    assert _right(named.example) == "I think it is 12"
+
+
+@pytest.mark.parametrize("asked", ["prompt", "problem", "question"])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"solution": "Add 1: 11", "answer": "11"},
+        {"response": "I think it is 12", "solution": "11"},
+        {"answer": "11", "output": "12"},
+    ],
+)
+def test_of_two_answers_nobody_guesses_which_is_right(asked: str, answers: dict[str, str]) -> None:
+    value = {asked: "What is 10+1?", **answers}
+    with pytest.raises(ValueError, match="expected one right answer, or `data") as error:
+        read(value, kind="prompt")
+    advised = re.search(r"`columns: {(.*)}`", str(error.value))
+    assert advised is not None
+    columns = dict(pair.split(": ") for pair in advised[1].split(", "))
+    for column in answers:
+        example = read(value, columns={**columns, [*columns][-1]: column}, kind="prompt").example
+        assert _right(example) == answers[column]
+    # Twice the same is one answer.
+    same = {asked: "What is 10+1?", **dict.fromkeys(answers, "11")}
+    if asked == "prompt":
+        assert _right(read(same, kind="prompt").example) == "11"
+
+
+def test_a_reward_of_the_users_is_given_the_right_answer() -> None:
+    record = {"prompt": "What is 10+1?", "response": "I think it is 12", "ground_truth": "11"}
+    assert asked_of(record, SourceConfig(path="d.jsonl")).answer == "11"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def read(
 
     # What must be refused is looked for before the texts are read.
     require_trained(value)
-    answered = with_answer(value) if kind == "prompt" else Answered(value)
+    answered = with_answer(value, columns) if kind == "prompt" else Answered(value)
     value = answered.value
     is_classified = kind == "labelled" or shape == "labelled"
     if kind == "text" and not is_classified and shape != "text":

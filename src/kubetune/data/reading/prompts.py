@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from kubetune.data.column_names import COMPLETIONS, RIGHT_ANSWERS, TALKS
-from kubetune.data.reading.fields import parsed
-from kubetune.data.record_values import RecordValue
+from kubetune.data.column_names import ANSWERS, COMPLETIONS, PROMPTS, RIGHT_ANSWERS, TALKS, TRUTHS
+from kubetune.data.column_words import in_yaml
+from kubetune.data.reading.fields import parsed, quoted
+from kubetune.data.record_values import RecordValue, key_of
 
 # Stands for the answer of a record that has none; a text of one character that nobody writes.
 NO_ANSWER: Final = "\N{WORD JOINER}"
@@ -38,13 +39,17 @@ def _right_answer(value: RecordValue, names: Sequence[str]) -> tuple[str, str | 
     below = value.get(_BELOW)
     for place in (value, below if isinstance(below, Mapping) else {}):
         for name in names:
-            reference = place.get(name)
-            column = name if place is value else _BELOW
-            if isinstance(reference, str) and reference.strip():
-                return column, reference
-            if isinstance(reference, (int, float)) and not isinstance(reference, bool):
-                return column, str(reference)
+            reference = _as_text(place.get(name))
+            if reference is not None:
+                return name if place is value else _BELOW, reference
     return "", None
+
+
+def _as_text(answer: Any) -> str | None:
+    """Return an answer as a text; None for what is none, or holds nothing."""
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        return str(answer)
+    return answer if isinstance(answer, str) and answer.strip() else None
 
 
 class Answered(NamedTuple):
@@ -56,43 +61,71 @@ class Answered(NamedTuple):
     columns: Mapping[str, str] = MappingProxyType({})
 
 
-def with_answer(value: RecordValue) -> Answered:
-    """Return a record with the right answer as its answer, or with NO_ANSWER."""
-    column, answer = _right_answer(value, RIGHT_ANSWERS)
+def with_answer(value: RecordValue, columns: Mapping[str, str] = MappingProxyType({})) -> Answered:
+    """Return a record with the right answer as its answer, or with NO_ANSWER.
+
+    What is called the right answer is believed before what somebody or a model answered. Raise ValueError for two
+    answers of which neither is called so. `columns`: of the run file, which decide.
+    """
+    named = next((name for name in ANSWERS if name in columns), "")
+    column, answer = _right_answer(value, (named,) if named else RIGHT_ANSWERS)
+    is_told = bool(named) or _right_answer(value, TRUTHS)[1] is not None
+    if is_told and not named:
+        # A `solution` comes before them, an `answer` after them.
+        names = [name for name in (*RIGHT_ANSWERS, *TRUTHS) if name != "answer"]
+        column, answer = _right_answer(value, names)
     for key in TALKS:
         turns = value.get(key)
         if turns is not None:
-            ended = _with_last_turn(key, turns, answer or NO_ANSWER)
-            if ended is None:
-                return Answered(value)
-            return Answered({**_without(value, (column,)), key: ended})
-    if any(value.get(name) not in (None, "") for name in COMPLETIONS):
+            return _with_last_turn(value, key, turns, column, answer)
+    held = [name for name in ANSWERS if value.get(name) not in (None, "")]
+    if held and not is_told:
+        _require_one_answer(value, held)
+    if any(name in COMPLETIONS for name in held) and (named or not is_told):
         return Answered(value)
     # Names of answers that hold nothing would be in the way, and those of the right one would be a second answer.
-    taken = (*COMPLETIONS, *RIGHT_ANSWERS)
+    taken = (*COMPLETIONS, *RIGHT_ANSWERS, *TRUTHS)
     others = [name for name in taken if value.get(name) not in (None, "") and name != column]
     rest = _without(value, (*taken, column))
     made = {**rest, "completion": answer or NO_ANSWER}
-    return Answered(made, others, {"completion": column})
+    return Answered(made, tuple(dict.fromkeys(others)), {"completion": column})
+
+
+def _require_one_answer(value: RecordValue, held: Sequence[str]) -> None:
+    """Raise ValueError for answers that differ: nothing says which of them is right."""
+    if len({_as_text(value[name]) or str(value[name]) for name in held}) > 1:
+        question = key_of(PROMPTS, value, {})
+        key = "completion" if question == "prompt" else "output"
+        asked = {} if question in ("prompt", "") else {"instruction": question}
+        use = in_yaml({**asked, key: held[0]})
+        raise ValueError(
+            f"has {quoted(held)}; expected one right answer, or `data.train.columns` that say which it is, such as `{use}`"
+        )
 
 
 def _without(value: RecordValue, names: Sequence[str]) -> RecordValue:
     return {name: item for name, item in value.items() if name not in names}
 
 
-def _with_last_turn(key: str, turns: Any, answer: str) -> list[Any] | None:
-    """Return messages with an answer at their end; None if they end with one, or are no messages."""
+def _with_last_turn(
+    value: RecordValue, key: str, turns: Any, column: str, answer: str | None
+) -> Answered:
+    """Return a conversation that ends with the right answer, in place of another answer at its end."""
     # Tables hold lists as JSON.
     if isinstance(turns, str):
         turns = parsed(turns, key)
     if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
-        return None  # whoever reads it says what is wrong with it
+        return Answered(value)  # whoever reads it says what is wrong with it
     last = turns[-1]
-    speaker = last.get("role", last.get("from"))
-    if speaker in _ASSISTANTS:
-        return None
+    others = []
+    if last.get("role", last.get("from")) in _ASSISTANTS:
+        said = last.get("content", last.get("value"))
+        if answer is None or said == answer:
+            return Answered(value)
+        turns = turns[:-1]
+        others.append(f"{key}[-1]")
     # In the spelling of the other messages.
-    turn = {"role": "assistant", "content": answer}
+    turn = {"role": "assistant", "content": answer or NO_ANSWER}
     if "role" not in last:
-        turn = {"from": "gpt", "value": answer}
-    return [*turns, turn]
+        turn = {"from": "gpt", "value": answer or NO_ANSWER}
+    return Answered({**_without(value, (column,)), key: [*turns, turn]}, others)
