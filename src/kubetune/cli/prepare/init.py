@@ -123,15 +123,16 @@ def _for_data(args: argparse.Namespace) -> _Made:
     from kubetune.cli.prepare.run_file import run_file
     from kubetune.config.load import load_config
     from kubetune.config.schema import SourceConfig
+    from kubetune.data.proposed.by_split import propose_by_split
     from kubetune.data.proposed.proposed_values import model_facts
-    from kubetune.data.proposed.proposing import propose, settle_format
+    from kubetune.data.proposed.proposing import settle_format
     from kubetune.data.reading.sources import require_hub_data
     from kubetune.supervisor.command_line import columns_of
 
     source = SourceConfig(path=args.data, columns=columns_of(args.columns or ()))
     require_hub_data({"train": [source]}, os.environ)
     with busy(f"looking at {visible(args.data)}"):
-        proposal = propose(source, args.task)
+        proposal = propose_by_split(source, args.task)
         facts = model_facts(args.model, proposal.task.value, os.environ)
         if facts.has_template is False:
             settle_format(proposal, has_template=False)
@@ -141,7 +142,10 @@ def _for_data(args: argparse.Namespace) -> _Made:
     with busy("judging the run"):
         verdict = _verdict(config, proposal.explained, has_model=args.model is not None)
     purpose = f" ({proposal.task.value}: {proposal.task.reason})"
-    return _Made(text, purpose, proposal.unused, verdict)
+    unused = proposal.unused
+    if proposal.held_out is not None:
+        unused = [proposal.remarks[-1], *unused]
+    return _Made(text, purpose, unused, verdict)
 
 
 def _verdict(config: Config, explained: Sequence[str], *, has_model: bool) -> _Verdict:

@@ -125,25 +125,38 @@ def _add_model(
 
 
 def _add_data(lines: _Lines, proposal: Proposal, values: Mapping[str, ReasonedChoice]) -> None:
-    """Add the data: where they are, what they are, and what is held out of them."""
+    """Add the data: where they are, what they are, and what is evaluated on."""
     lines.add(0, "data")
-    lines.add(1, "train")
     rows = ""
     if proposal.rows is not None:
         rows = counted(proposal.rows, "record")
-    lines.add(2, "path", proposal.path, rows)
+    _add_source(lines, "train", ReasonedChoice(proposal.path, rows), proposal, values)
+    held_out = values["data.eval"]
+    if held_out.value is None:
+        lines.lines.append(f"  # eval: heldout.jsonl         # {held_out.reason}")
+    elif isinstance(held_out.value, str):
+        _add_source(lines, "eval", held_out, proposal, values)
+    else:
+        lines.add(1, "eval", *held_out)
+    lines.add(1, "max_length", *values["data.max_length"])
+
+
+def _add_source(
+    lines: _Lines,
+    key: str,
+    path: ReasonedChoice,
+    proposal: Proposal,
+    values: Mapping[str, ReasonedChoice],
+) -> None:
+    """Add files of data, with how their records are read."""
+    lines.add(1, key)
+    lines.add(2, "path", *path)
     if "data.train.format" in values:
         lines.add(2, "format", *values["data.train.format"])
     if proposal.columns:
         lines.add(2, "columns")
     for expected in proposal.columns:
         lines.add(3, expected, *values[f"data.train.columns.{expected}"])
-    share = values["data.eval"]
-    if share.value is None:
-        lines.lines.append(f"  # eval: heldout.jsonl         # {share.reason}")
-    else:
-        lines.add(1, "eval", *share)
-    lines.add(1, "max_length", *values["data.max_length"])
 
 
 def _add_evaluation(lines: _Lines, values: Mapping[str, ReasonedChoice]) -> None:

@@ -16,6 +16,7 @@ from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, RewardConfig, SourceConfig
 from kubetune.data.column_words import lacking
 from kubetune.data.findings.finding import Finding, Severity
+from kubetune.data.findings.other_splits import other_splits
 from kubetune.data.prepared.tally import MOST_PLACES, require_rows
 from kubetune.data.reading.sources import locate
 from kubetune.data.reading.strict_json import JsonObject
@@ -478,6 +479,12 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
             yield counts.finding("warning", "range_beyond_end", sentence, end - last)
 
 
+def _named_splits(counts: SplitCounts) -> Iterator[Finding]:
+    """Find files that are trained on and named as data to evaluate on."""
+    if counts.split == "train":
+        yield from other_splits(counts.sources)
+
+
 def _mix(counts: SplitCounts) -> Iterator[Finding]:
     """Find rows that no evaluation takes, so that those of it are the mix that is trained on."""
     if counts.name in ("train", "forget"):
@@ -582,6 +589,7 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
 FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _bad_records,
     _in_train,
+    _named_splits,
     _lost,
     _changed,
     _labels_without_rows,

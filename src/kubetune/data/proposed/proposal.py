@@ -40,6 +40,9 @@ class Proposal:
     plain_prompts: bool = False  # prompts and answers are plain texts
     conversations: bool = False  # the chat template of the model is needed
     answers: ReasonedChoice | None = None  # `evaluation.generate`, where answers can be compared
+    # Data to evaluate on that lie beside those to train on; None: rows are held out.
+    held_out: ReasonedChoice | None = None
+    called: str = ""  # the folder that both lie in
     remarks: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # what nothing reads, in words
     # The columns that have a sentence each there.

@@ -58,8 +58,10 @@ def proposed_values(
     A key with the value None is better left out, for the reason that stands beside it.
     """
     values = general_values(proposal.task.value, proposal.rows, facts, is_full=is_full)
-    values["name"] = ReasonedChoice(run_name(proposal.path), "")
+    values["name"] = ReasonedChoice(run_name(proposal.called or proposal.path), "")
     values["task"] = proposal.task
+    if proposal.held_out is not None:
+        values["data.eval"] = proposal.held_out
     values.update(_of_task(proposal, facts))
     values.update(_of_data(proposal, facts))
     # Answers are compared on rows that are held out.

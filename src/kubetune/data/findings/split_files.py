@@ -1,0 +1,86 @@
+"""Files that are named by the split that they are of: train.jsonl, data/test-00000-of-00001.parquet, dev/a.csv.
+
+The words are those by which Hugging Face's `datasets` knows them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os.path
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kubetune.config.schema import SourceConfig
+from kubetune.data.reading.sources import locate
+
+_WORDS: Final[Mapping[str, frozenset[str]]] = {
+    "train": frozenset(("train", "training")),
+    "validation": frozenset(("validation", "valid", "val", "dev")),
+    "test": frozenset(("test", "testing", "eval", "evaluation")),
+}
+
+
+class NamedFiles(NamedTuple):
+    """The files of a folder or a pattern by their split, some of which is not to be trained on."""
+
+    folder: str  # that all of them lie in, as the source has it
+    train: tuple[str, ...]  # paths below the folder
+    validation: tuple[str, ...]
+    test: tuple[str, ...]
+    others: tuple[str, ...]  # whose names say nothing
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """The files that are not named to be trained on."""
+        return (*self.validation, *self.test)
+
+    def path_of(self, files: Sequence[str]) -> str:
+        """Return a path or pattern that means these files and no others; empty if none does."""
+        if len(files) == 1:
+            return os.path.join(self.folder, files[0])
+        if not files or glob.has_magic(self.folder):
+            return ""
+        every = (*self.train, *self.held_out, *self.others)
+        parent = os.path.commonpath(files)
+        if parent and {file for file in every if file.startswith(f"{parent}/")} == set(files):
+            return os.path.join(self.folder, parent)
+        if len({os.path.dirname(file) for file in files}) > 1:
+            return ""
+        names = [os.path.basename(file) for file in files]
+        word = re.split(r"[-._ 0-9]", names[0])[0]
+        end = "".join(Path(names[0]).suffixes)
+        path = os.path.join(self.folder, parent, f"{word}*{end}")
+        meant = {os.path.expanduser(os.path.join(self.folder, file)) for file in files}
+        return path if set(glob.glob(os.path.expanduser(path))) == meant else ""
+
+
+def split_of(file: str) -> str:
+    """Return train, validation or test by a file's name, or the folder that it is in; empty where none says it."""
+    for part in reversed(file.split("/")):
+        words = set(re.split(r"[-._ 0-9]+", part.lower()))
+        splits = [split for split, names in _WORDS.items() if not names.isdisjoint(words)]
+        if splits:
+            # `train_test.jsonl` may be either.
+            return splits[0] if len(splits) == 1 else ""
+    return ""
+
+
+def named_files(source: SourceConfig) -> NamedFiles | None:
+    """Return the files of a source by split; None unless it has some to evaluate on among others.
+
+    Whoever names a single file, or a folder of test data alone, means them.
+    """
+    located = locate(source)
+    if len(located.files) < 2:
+        return None
+    folder = located.path
+    while glob.has_magic(folder) and not os.path.exists(os.path.expanduser(folder)):
+        folder = os.path.dirname(folder)
+    by_split: dict[str, list[str]] = {"train": [], "validation": [], "test": [], "": []}
+    for place in located.files:
+        file = os.path.relpath(place, os.path.expanduser(folder or "."))
+        by_split[split_of(Path(file).as_posix())].append(file)
+    files = NamedFiles(folder, *map(tuple, by_split.values()))
+    return files if files.held_out and (files.train or files.others) else None

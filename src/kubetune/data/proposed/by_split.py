@@ -1,0 +1,38 @@
+"""Proposes a run for files that are named by split: it trains on those of training and is evaluated on others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from kubetune.config.schema import SourceConfig
+from kubetune.data.findings.split_files import named_files
+from kubetune.data.proposed.bare_images import require_no_bare_images
+from kubetune.data.proposed.proposal import Proposal, ReasonedChoice
+from kubetune.data.proposed.proposing import propose
+
+_MOST_NAMED: Final = 6
+
+
+def propose_by_split(source: SourceConfig, task: str | None = None) -> Proposal:
+    """Return what `propose` does; of files that are named by split, those of training are proposed for it."""
+    require_no_bare_images(Path(source.path).expanduser())
+    files = named_files(source)
+    if files is None:
+        return propose(source, task)
+    train = files.path_of(files.train)
+    evaluated = files.validation if files.path_of(files.validation) else files.test
+    held_out = files.path_of(evaluated)
+    if not train or not held_out:
+        return propose(source, task)
+    proposal = propose(source.model_copy(update={"path": train}), task)
+    proposal.called = source.path
+    proposal.held_out = ReasonedChoice(held_out, "named as data to evaluate on")
+    remark = f"{source.path} has files by split: {train} is trained on, {held_out} is evaluated on"
+    left = [file for file in (*files.held_out, *files.others) if file not in evaluated]
+    if left:
+        remark += f", not used: {', '.join(left[:_MOST_NAMED])}"
+    if len(left) > _MOST_NAMED:
+        remark += " …"
+    proposal.remarks.append(remark)
+    return proposal
