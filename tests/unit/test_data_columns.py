@@ -1396,3 +1396,17 @@ def test_a_text_of_the_system_gets_one_advice_however_many_rows_have_it() -> Non
         (column,) = left_out(columns.to_json(number), "d.jsonl")
         assert column.meaning == "text"
         assert "{instruction: prompt, output: completion, system: sys}" in column.advice
+
+
+@pytest.mark.parametrize(
+    "verdict", ["0.0", 0.0, "-1", -1, "-1.0", "bad", " Bad ", "False", "wrong", "undesirable"]
+)
+def test_no_answer_is_learned_that_is_called_a_bad_one(verdict: Any) -> None:
+    value = {"question": "What is 2 and 1?", "answer": "It is 4."}
+    for key in ("label", "kto_tag"):
+        with pytest.raises(ValueError, match=f"is preference data: `{key}` is .* a bad one"):
+            read({**value, key: verdict})
+    # The class of a text, a score and a good answer are none.
+    assert not isinstance(read({"text": "It is 4.", "label": verdict}).example, Chat)
+    for other in ("1.0", 1, 0.5, "-0.3", "good", "neutral", None, ""):
+        assert isinstance(read({**value, "label": other}).example, Chat)

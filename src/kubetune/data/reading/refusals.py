@@ -11,7 +11,7 @@ from typing import Any, Final
 from kubetune.data.column_names import ANSWERS, PROMPTS, TALKS
 from kubetune.data.reading.fields import Fields, quoted, show
 from kubetune.data.reading.messages import SWITCHES
-from kubetune.data.record_values import RecordValue
+from kubetune.data.record_values import RecordValue, is_number
 
 # Answers to be preferred to others: TRL's and LLaMA-Factory's, LLaMA-Factory's new form, ms-swift's.
 _PREFERENCES: Final = (
@@ -28,6 +28,8 @@ _PREFERENCES: Final = (
 )
 # Keys that say whether an answer is a good one.
 VERDICTS: Final = ("label", "kto_tag")
+# Verdicts in words.
+_BAD: Final = ("false", "bad", "wrong", "incorrect", "rejected", "undesirable")
 _TELLING: Final = frozenset((*_PREFERENCES, *VERDICTS))
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
 # Keys that decide whether a record is trained, and are no part of it.
@@ -57,10 +59,11 @@ def require_no_preference(value: RecordValue, columns: Mapping[str, str]) -> Non
     # A text with `label: 0` and no answer is to be classified.
     has_answer = any(value.get(answer) for answer in (*ANSWERS, *TALKS))
     for key in VERDICTS:
-        if has_answer and _is_false(value.get(key)):
+        if has_answer and _is_bad(value.get(key)):
             raise ValueError(
                 f"is preference data: `{key}` is {show(value[key])}, so its answer is a bad one, and `task: causal_lm` "
-                "would train the bad answers; set `task: preference` and `preference.loss: kto`, or leave them out"
+                "would train the bad answers; set `task: preference` and `preference.loss: kto`, for which good ones have "
+                "`true` and bad ones `false`, or leave them out"
             )
 
 
@@ -86,11 +89,11 @@ def _columns(prompt: str | None, chosen: str) -> str:
     return f"completion: {chosen}, prompt: {prompt}"
 
 
-def _is_false(verdict: Any) -> bool:
-    # Tables hold verdicts as texts.
-    if isinstance(verdict, (bool, int, float)):
-        return verdict == 0
-    return str(verdict).lower() in ("false", "0")
+def _is_bad(verdict: Any) -> bool:
+    """True for a verdict that an answer is a bad one; tables hold numbers as texts, and other numbers are scores."""
+    if is_number(verdict):
+        return float(verdict) in (0, -1)
+    return str(verdict).strip().lower() in _BAD
 
 
 def _is_zero(switch: Any) -> bool:
