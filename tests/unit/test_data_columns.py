@@ -1410,3 +1410,22 @@ def test_no_answer_is_learned_that_is_called_a_bad_one(verdict: Any) -> None:
     assert not isinstance(read({"text": "It is 4.", "label": verdict}).example, Chat)
     for other in ("1.0", 1, 0.5, "-0.3", "good", "neutral", None, ""):
         assert isinstance(read({**value, "label": other}).example, Chat)
+
+
+def test_answers_that_a_table_has_for_none_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = ["nan", "NULL", "None", "N/A", " <NA> ", "Nan is a bread.", "none of them", "7"]
+    text = "".join(f"what is {n},{answer}\n" for n, answer in enumerate(answers))
+    Path("d.csv").write_text(f"question,answer\n{text}")
+    sentence = "5 of 8 records of train with an answer that is a word for none"
+    code, output = check("d.csv", "--model", MODEL, capsys=capsys)
+    assert (code, sentence in output) == (0, True)
+    assert "Leave these records out, unless the model is to say that" in output
+    shapes: list[list[dict[str, Any]]] = [
+        [{"prompt": "what is", "completion": answer} for answer in answers],
+        [{"text": answer} for answer in answers],
+        [{"prompt": "what is", "chosen": answer, "rejected": "So it is."} for answer in answers],
+    ]
+    for rows in shapes:
+        task = ["task=preference"] if "chosen" in rows[0] else []
+        _, output = check(lines(rows), "--model", MODEL, *task, capsys=capsys)
+        assert sentence in output

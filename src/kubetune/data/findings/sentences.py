@@ -316,6 +316,9 @@ _CHANGED: Final = (
     ("results_wrapped",
      "with results of tools that begin with a tag that the chat template writes too, so it is there twice",
      "Take the tags out of the results"),
+    ("answers_missing",
+     "with an answer that is a word for none, such as `nan`, `NULL` or `N/A`: it is learned as a text",
+     "Leave these records out, unless the model is to say that"),
     ("special_texts", "with special tokens in their texts, which become such tokens", ""),
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from kubetune.data.column_names import REASONING
 from kubetune.data.reading.examples import (
@@ -36,6 +36,12 @@ def answers_of(example: Example, encoded: Encoded) -> dict[str, int]:
     }
 
 
+# What tables and data frames write where they hold nothing.
+_MISSING: Final = frozenset((
+    "nan", "NaN", "NULL", "null", "None", "none", "N/A", "n/a", "NA", "<NA>", "#N/A", "NaT", "nil",
+))  # fmt: skip
+
+
 def has_plain_prompt(example: Example) -> bool:
     """True if the record has a prompt that is not a conversation."""
     return isinstance(parts_of(example)[0], Pair)
@@ -44,6 +50,8 @@ def has_plain_prompt(example: Example) -> bool:
 def flaws_of(example: Example, template: str) -> list[str]:
     """Return the names, as a tally has them, of what conversations hold that their author hardly meant."""
     flaws = []
+    if any(_learned(part).strip() in _MISSING for part in parts_of(example)):
+        flaws.append("answers_missing")
     for chat in parts_of(example):
         if not isinstance(chat, Chat):
             continue
@@ -56,6 +64,20 @@ def flaws_of(example: Example, template: str) -> list[str]:
             flaws.append("results_wrapped")
     # Both answers of a pair may have the same.
     return list(dict.fromkeys(flaws))
+
+
+def _learned(part: Example) -> str:
+    """Return the last answer of a part of an example, or its whole text; empty where there is none."""
+    match part:
+        case Chat():
+            last = part.messages[-1]
+            return str(last["content"]) if last["role"] == "assistant" else ""
+        case Pair():
+            return part.completion
+        case Text():
+            return part.text
+        case _:
+            return ""
 
 
 def _thinks_twice(message: JsonObject) -> bool:

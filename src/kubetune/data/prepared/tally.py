@@ -94,6 +94,8 @@ class Tally:
     thoughts_twice: int = 0
     # A tool's result begins with a tag that the template writes around results.
     results_wrapped: int = 0
+    # What is learned is `nan`, `NULL` or another word for nothing.
+    answers_missing: int = 0
     # Some text holds what the tokenizer reads as a special token.
     special_texts: int = 0
     # The text begins with the token (BOS) that the tokenizer writes before each text too.
