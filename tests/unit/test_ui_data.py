@@ -174,3 +174,26 @@ def test_rows_are_in_the_order_of_a_stable_sort(monkeypatch: pytest.MonkeyPatch)
         repeats = chosen[np.isin(hashes[chosen], values[counts > 1])]
         expected = repeats[np.argsort(hashes[repeats], kind="stable")]
         assert row_search._repeated(chosen.copy(), hashes).tolist() == expected.tolist()
+
+
+@browser.needed
+def test_what_is_folded_keeps_its_remark_apart_for_a_finger_too(folder: Path) -> None:
+    from tests.unit import test_ui
+
+    gap = """() => {
+      const [name, remark] = ["strong", "small"].map((part) =>
+        document.querySelector(`.group > summary ${part}`).getBoundingClientRect());
+      return remark.left - name.right;
+    }"""
+    with test_ui.served(folder) as address, browser.opened([]) as first:
+        assert first.context.browser is not None
+        for has_touch in (False, True):
+            size = {"width": 390, "height": 844}
+            phone = first.context.browser.new_context(
+                viewport=size, has_touch=has_touch, is_mobile=has_touch
+            )
+            page = phone.new_page()
+            page.goto(f"{address}/?token={test_ui.TOKEN}")
+            page.goto(f"{address}/data?file=first.yaml")
+            assert page.evaluate(gap) > 3, has_touch
+            phone.close()
