@@ -435,7 +435,7 @@ def test_a_trial_is_named_by_pointer_and_keyboard_and_leads_to_its_run(
     # The middle of the best trial's line between the first two axes, in pixels of the window.
     x, y = tab.evaluate("""(() => {
         const line = document.querySelector('.parallel .best[data-trial]');
-        line.scrollIntoView({ block: 'center' });
+        line.scrollIntoView({ block: 'center', behavior: 'instant' });
         const [a, b] = line.getAttribute('d').slice(1).split('L').map((point) => point.split(',').map(Number));
         const at = new DOMPoint((a[0] + b[0]) / 2, (a[1] + b[1]) / 2);
         const { x, y } = at.matrixTransform(line.getScreenCTM());

@@ -332,7 +332,7 @@ def test_a_server_is_checked_and_the_page_says_whether_it_is_the_model(
         tab.get_by_role("tab", name="Check a server").click()
         tab.locator("#serve button:not([type])").click()
         wait(tab, "!document.querySelector('#serve .problem').hidden")
-        assert "which server?" in tab.inner_text("#serve .problem")
+        assert "the server's address is missing" in tab.inner_text("#serve .problem")
         with served(served_model) as url:
             tab.fill("#serve-url", url)
             begin(tab, "Serve")
