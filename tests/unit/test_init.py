@@ -214,6 +214,38 @@ def test_a_task_that_is_given_is_kept() -> None:
     assert config.task == "reward_model"
 
 
+WORKING = "First she takes a few of them and then some more of them, so that there are"
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward"),
+    [
+        (["3/10", r"\frac{7}{10}", "-2", "1,250", "50%"], "numeric"),
+        ([f"{WORKING} 4 and 5\n#### 9", f"{WORKING} 3."], "numeric"),
+        (["14:30", "09:30"], "exact_match"),
+        (["1.234,50 €", "9.876,50 €"], "exact_match"),
+        (["between 3 and 10", "between 5 and 10"], "exact_match"),
+        (["5", "12", "3/4", "(1,4)", "(3,4)", "[2,5]"], "exact_match"),
+        # No answer equals such steps, and all of their ends is compared.
+        ([f"{WORKING}\n#### 14:30", f"{WORKING}\n#### 12"], "numeric"),
+    ],
+)
+def test_numbers_are_compared_where_all_of_them_are_read(answers: list[str], reward: str) -> None:
+    rows = [{"prompt": f"What is {n}?", "solution": answers[n % len(answers)]} for n in range(40)]
+    config, _ = written(lines("p.jsonl", rows), "--task", "grpo")
+    assert config.rewards[0].name == reward
+
+
+def test_steps_that_end_with_no_number_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": f"What is {n}?", "solution": f"{WORKING} {n}."} for n in range(20)]
+    rows[7]["solution"] = f"{WORKING} none."
+    data = lines("p.jsonl", rows)
+    assert cli.main(["init", data, "--task", "grpo", "-o", "run.yaml"]) == errors.USER
+    output = capsys.readouterr().err
+    assert "1 of 20 end with no number that could be compared" in output
+    assert "so that there are none.'" in output
+
+
 @pytest.mark.parametrize(
     ("record", "task", "loss", "columns"),
     [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import unicodedata
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from kubetune.config.schema.evaluation import (
     packages_of,
 )
 from kubetune.data.text.answer_targets import without_thoughts
+from kubetune.data.text.numbers import read_number
 from kubetune.data.text.words import folded
 from kubetune.rundir import metrics as run_files
 from kubetune.scoring import metrics, own_functions, statistics, verdict
@@ -50,9 +53,9 @@ def measure(name: str, answer: str, reference: str, **settings: object) -> float
         ("numeric", "-.5", "-0.5", 1),
         ("numeric", "\u22125", "5", 0),  # the minus sign
         ("numeric", "\u22125", "-5", 1),
-        ("numeric", "10-12", "12", 1),  # a range
+        ("numeric", "10-12", "12", 0),  # a range
         ("numeric", "10-12", "-12", 0),
-        ("numeric", "2024-05-06", "6", 1),  # a date
+        ("numeric", "2024-05-06", "6", 0),  # a date
         ("numeric", "3 - 4 = -1", "-1", 1),
         ("numeric", "1e-5", "0.00001", 1),
         ("json_valid", '```json\n{"a": [1]}\n```', "", 1),
@@ -73,6 +76,107 @@ def measure(name: str, answer: str, reference: str, **settings: object) -> float
 )
 def test_measures_of_one_answer(name: str, answer: str, reference: str, score: float) -> None:
     assert measure(name, answer, reference) == score
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("20240115", "20240131"),
+        ("1,234,567", "1,234,568"),
+        ("12345678", "12345670"),
+        ("9783161484100", "9783161484101"),
+        ("0.3333333", "0.3333334"),
+        ("9" * 5000, "9" * 4999 + "8"),
+        ("3/10", "7/10"),
+        ("3 / 10", "7 / 10"),
+        ("14:30", "09:30"),
+        ("9:30 am", "9:30 p.m."),
+        ("1.234,50 €", "9.876,50 €"),
+        ("3,14", "2,14"),
+        (r"\frac{1}{2}", r"\frac{3}{2}"),
+        (r"\boxed{\frac{x}{2}}", r"\boxed{\frac{y}{2}}"),
+        (r"\sqrt{3}", "3"),
+        ("5:4", "3:4"),
+        ("5 : 4", "3 : 4"),
+        ("2024-01-15", "2023-11-15"),
+        ("5 - 10", "7 - 10"),
+        ("(1,4)", "(3,4)"),
+        ("1 000", "2 000"),
+        ("10⁵", "10³"),
+        ("3 × 10^5", "4 × 10^5"),
+        ("2 1/2", "3 1/2"),
+        ("v1.2.3", "v9.2.3"),
+        ("H2O", "CO2"),
+    ],
+)
+def test_numbers_that_differ_are_not_equal(one: str, other: str) -> None:
+    for answer, reference in ((one, other), (other, one)):
+        assert measure("numeric", answer, reference) == 0
+        assert measure("numeric", f"It is {answer}.", answer) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("The sum is 1,250.", "1250"),
+        ("That costs $5", "5"),
+        ("-$5", "-5"),
+        ("USD500", "500"),
+        ("50%", "50"),
+        ("1e3", "1000"),
+        ("72 km, or **72km**", "72"),
+        ("21st", "21"),
+        (r"so \boxed{\dfrac{3}{10}}", "3/10"),
+        ("6/20", "0.3"),
+        (r"-2\frac{1}{2}", "-2.5"),
+        ("2½", "5/2"),
+        ("3 × 10⁻⁵", "0.00003"),
+        ("1 234 567.50", "1234567.5"),
+        ("1'000", "1000"),
+        (r"1{,}250\%", "1250"),
+        ("1,00,000", "100000"),  # in India
+        ("共有72个苹果。", "72"),
+        ("١٢٫٥", "12.5"),
+        ("<answer>72</answer>", "#### 72"),
+        ("48/2 = <<48/2=24>>24", "24"),
+        ("3+4=7", "7"),
+        ("72\n\nI hope this helps!", "72"),
+    ],
+)
+def test_ways_to_write_a_number_are_equal(answer: str, reference: str) -> None:
+    assert measure("numeric", answer, reference) == 1
+    assert measure("numeric", reference, answer) == 1
+
+
+@pytest.mark.parametrize(
+    ("reference", "value", "is_whole"),
+    [
+        ("3/10", Fraction(3, 10), True),
+        ("14:30", "14:30", True),
+        ("She has 3 and gets 4.\n#### 7", Fraction(7), True),
+        ("She has 3 and gets 4 more of them, which makes 7", Fraction(7), True),
+        ("x=4, y=5", Fraction(5), False),
+        ("x=4,y=5", Fraction(5), False),
+        ("between 3 and 10", Fraction(10), False),
+        ("3小时20分", Fraction(20), False),
+        ("1/0", "1/0", True),
+        ("1e9999", "1e9999", True),
+    ],
+)
+def test_a_reference_says_whether_all_of_it_is_read(
+    reference: str, value: Fraction | str, is_whole: bool
+) -> None:
+    assert read_number(reference) == (value, is_whole)
+    assert read_number("no number") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 20_000 + "!5", "1 " * 20_000, "<" * 20_000 + "5", r"\frac{" * 5_000 + "5"]
+)
+def test_a_long_answer_is_read_at_once(text: str) -> None:
+    begun = time.process_time()
+    read_number(text)
+    assert time.process_time() - begun < 2
 
 
 @pytest.mark.parametrize(

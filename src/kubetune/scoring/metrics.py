@@ -17,11 +17,11 @@ from kubetune.config.schema.evaluation import METRICS, GenerateConfig, packages_
 from kubetune.data.text.answer_targets import (
     INVALID,
     label_pattern,
-    last_number,
     normalised,
     parse_json,
     without_thoughts,
 )
+from kubetune.data.text.numbers import read_number
 from kubetune.data.text.words import pieces_of, words_of
 from kubetune.extras import require
 from kubetune.scoring.statistics import interval
@@ -54,13 +54,13 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def numeric(answer: str, reference: str) -> float:
-    """Return 1 if the last numbers of both are equal; commas group thousands. A text without a number is wrong."""
+    """Return 1 if the last numbers of both are equal, exactly. A text without a number is wrong."""
     # "The sum is 1,250." and "1250" are equal: prose is before the result.
-    ours = last_number(answer)
-    theirs = last_number(reference)
+    ours = read_number(answer)
+    theirs = read_number(reference)
     if ours is None or theirs is None:
         return 0.0
-    return float(math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-9))
+    return float(ours.value == theirs.value)
 
 
 def regex(pattern: str) -> Measure:

@@ -6,6 +6,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Final
 
 from kubetune.base.humanize import counted
@@ -15,12 +16,14 @@ from kubetune.data.proposed.proposal import ReasonedChoice
 from kubetune.data.proposed.trial_reading import is_chat
 from kubetune.data.reading.examples import Chat, Example, Labelled, Pair, images_of
 from kubetune.data.reading.prompts import NO_ANSWER
-from kubetune.data.text.answer_targets import last_number
+from kubetune.data.text.answer_targets import without_thoughts
+from kubetune.data.text.numbers import SHORT, read_number
+from kubetune.data.text.words import pieces_of
 from kubetune.errors import DataError
 
 _CLASSES_NAMED: Final = 6
-# Words of right answers, on average, up to which an answer may equal one.
-_WORDS_TO_MATCH: Final = 8
+# Characters of the end of an answer that a message shows.
+_ENDING: Final = 40
 # Tokens of an answer that an evaluation waits for, and rows that it asks: seconds of a small model on a laptop, before
 # training and after each epoch.
 _MOST_ANSWER_TOKENS: Final = 256
@@ -67,12 +70,12 @@ def answers_to_compare(examples: Sequence[Example]) -> ReasonedChoice | None:
             text = example.messages[-1].get("content")
         if isinstance(text, str) and text.strip():
             lengths.append(len(text))
-            words.append(len(text.split()))
+            words.append(len(pieces_of(text)))
     if not lengths:
         return None
     metric = "exact_match"
     reason = "short answers: right or wrong"
-    if statistics.median(words) > _WORDS_TO_MATCH:
+    if statistics.median(words) > SHORT:
         metric = "token_f1"
         reason = "long answers: the words that they share with the right one"
     # A token is about 4 characters of English, and hardly less than 2 of anything; an answer that ends earlier is not
@@ -90,7 +93,7 @@ def reward_for(examples: Sequence[Example], path: str) -> ReasonedChoice:
             answers.append(example.messages[-1]["content"])
         elif isinstance(example, Pair):
             answers.append(example.completion)
-    answers = [answer for answer in answers if answer != NO_ANSWER]
+    answers = [without_thoughts(answer) for answer in answers if answer != NO_ANSWER]
     advice = (
         "a function of yours can reward answers: begin with `kubetune init --task grpo -o run.yaml` and write "
         "`rewards: [{file: rewards.py, function: score}]` (docs/grpo.md). Nothing was written."
@@ -105,23 +108,36 @@ def reward_for(examples: Sequence[Example], path: str) -> ReasonedChoice:
         raise DataError(
             f"{path} holds prompts without right answers, so none can be compared; {advice}"
         )
-    numbers = sum(_ends_with_number(answer) for answer in answers)
-    if numbers >= 0.9 * len(answers):
+    return _reward_of(answers, path, advice)
+
+
+def _reward_of(answers: Sequence[str], path: str, advice: str) -> ReasonedChoice:
+    """Return the reward that compares all that these right answers say. Raise DataError, with advice, without one."""
+    ends = [_number_at_end(answer) for answer in answers]
+    if all(isinstance(end, Fraction) for end in ends):
         return ReasonedChoice("numeric", "the right answers end with a number, which is compared")
-    words = sum(len(answer.split()) for answer in answers) / len(answers)
-    if words > _WORDS_TO_MATCH:
-        raise DataError(
-            f"{path} has right answers of {words:.0f} words on average, which no answer equals word by word; {advice}"
-        )
-    return ReasonedChoice(
-        "exact_match", "right answers are rewarded; others, and functions of yours: docs/grpo.md"
+    words = sum(len(pieces_of(answer)) for answer in answers) / len(answers)
+    if words <= SHORT:
+        reason = "right answers are rewarded; others, and functions of yours: docs/grpo.md"
+        return ReasonedChoice("exact_match", reason)
+    if None not in ends:
+        reason = "the right answers end with a number, a time or the like, which is compared"
+        return ReasonedChoice("numeric", reason)
+    without = answers[ends.index(None)].strip()
+    raise DataError(
+        f"{path} has right answers of {words:.0f} words on average, which no answer equals word by word, and "
+        f"{ends.count(None):,} of {len(answers):,} end with no number that could be compared, such as the one that ends "
+        f"with {without[-_ENDING:]!r}; {advice}"
     )
 
 
-def _ends_with_number(answer: str) -> bool:
-    """True for `72`, and for steps that end with `#### 72`."""
-    is_last = re.search(r"\d\S{0,3}\s*$", answer)
-    return is_last is not None and last_number(answer) is not None
+def _number_at_end(answer: str) -> Fraction | str | None:
+    """Return what `numeric` compares of `72`, and of steps that end with `#### 72`; None if that is not all of the end."""
+    number = read_number(answer)
+    is_last = re.search(r"\d\S{0,3}\s*$", answer) is not None
+    if number is None or not number.is_whole or not is_last:
+        return None
+    return number.value
 
 
 def problem_type_of(examples: Sequence[Example]) -> ReasonedChoice | None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from kubetune.data.text.numbers import read_number
 from kubetune.data.text.words import UNSPACED, folded
 
 # Measures that compare with something in a reference, which may lack it -> what that is, in words.
@@ -25,8 +26,6 @@ MATHEMATICS: Final = ("accuracy_reward", "reasoning_accuracy_reward", "get_cosin
 # Without any of these math_verify reads nothing: a digit, or what marks a formula of LaTeX.
 _MATHEMATICAL: Final = re.compile(r"\d|\$|\\[\[(]|\\boxed|\\begin")
 
-# A number with its sign. A minus directly after a digit is part of a range or a date.
-_NUMBER: Final = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)")
 # A code block that is all of the answer.
 _FENCE: Final = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)
 # What `parse_json` returns for a text that is no JSON. Not None, because null is JSON.
@@ -79,14 +78,6 @@ def normalised(text: str) -> str:
     return line
 
 
-def last_number(text: str) -> float | None:
-    """Return the last number of a text, None if it has none. Commas group thousands."""
-    numbers = _NUMBER.findall(text.replace("\u2212", "-"))  # the minus sign of typeset text
-    if not numbers:
-        return None
-    return float(numbers[-1].replace(",", ""))
-
-
 def label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern that finds a label word in a normalised text."""
     # Longer words first: `not good` is not `good`.
@@ -119,7 +110,7 @@ def lacks_target(
     """True if a measure compares with something that this reference lacks, so that every answer would be wrong."""
     reference = without_thoughts(reference)
     if name == "numeric":
-        return last_number(reference) is None
+        return read_number(reference) is None
     if name == "label":
         return label_pattern(labels).search(normalised(reference)) is None
     if name == "json_equal":
