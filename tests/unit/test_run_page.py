@@ -274,10 +274,19 @@ WATCHED = """() => {
   window.written = [];
   const write = CanvasRenderingContext2D.prototype.fillText;
   CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
-    window.written.push([this.canvas.closest("[data-chart]")?.dataset.chart, text]);
+    const isThere = document.fonts.check("12px Inter");
+    window.written.push([this.canvas.closest("[data-chart]")?.dataset.chart, text, isThere]);
     return write.call(this, text, ...rest);
   };
 }"""
+
+
+# True once all charts were written again with their typeface, false if they are not within a minute.
+SETTLED = """() => new Promise((done) => {
+  const end = Date.now() + 60000;
+  const look = () => (window.written.at(-1)[2] || Date.now() > end ? done(window.written.at(-1)[2]) : setTimeout(look, 50));
+  look();
+})"""
 
 
 def at_middle(page: Any, chart: int) -> str:
@@ -323,8 +332,10 @@ def test_curves_are_smoothed_in_place_and_short_ones_not_at_all(tmp_path: Path) 
         assert page.locator("#smoothing").is_visible()
         # No two ticks of an axis have the same name.
         memory = str(names.index("Peak memory"))
-        texts = [text for chart, text in page.evaluate("window.written") if chart == memory]
-        of_memory = [text for text in texts if "iB" in text]
+        # Once its typeface is there, all is written in it.
+        assert page.evaluate(SETTLED)
+        written = [line for line in page.evaluate("window.written") if line[2]]
+        of_memory = [text for chart, text, _ in written if chart == memory and "iB" in text]
         assert len(of_memory) == len(set(of_memory)) > 1
         # What was held out is joined by a line: between its two points is ink, as on the curve above.
         is_ink = """(index) => { const canvas = document.querySelector(`[data-chart="${index}"] canvas`);

@@ -45,7 +45,6 @@ window.drawCharts = () => {
 
   // Each value is the mean of those around it, of as many before it as after it, so that a curve turns where its values do
   // and ends where they end. Of few values each is shown as it is.
-  const leastSmoothed = 50;
   const knownOf = (values) => values.filter((v) => v !== null).length;
   const smooth = (values) => {
     const known = [...values.keys()].filter((i) => values[i] !== null);
@@ -85,7 +84,7 @@ window.drawCharts = () => {
     return longest > 3 ? [1, "h"] : longest > 0.05 ? [60, "min"] : [3600, "s"];
   };
 
-  const [mostPoints, mostPale] = [40, 6];
+  const [leastSmoothed, mostPoints, mostPale] = [50, 40, 6];
   // The lines of a chart as they are drawn now: smoothed, and of these after all others the values themselves, pale.
   const linesOf = (chart) => {
     const lines = chart.lines.map((line, i) => {
@@ -381,6 +380,7 @@ window.drawCharts = () => {
       if (isZoomed) drawn.get(index).setScale("x", { min, max });
     });
   }, { signal });
+  document.fonts.addEventListener("loadingdone", drawAll, { signal });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll, { signal });
   // A chart in a part of the page that was hidden had no width to be drawn in.
   document.querySelectorAll(".more-charts").forEach((part) => part.addEventListener("toggle", () => document.dispatchEvent(new CustomEvent("shown")), { signal }));
