@@ -148,10 +148,16 @@ def test_filters_leave_what_fits(client: TestClient, folder: Path) -> None:
     assert ask(source=9) == ask(split="other") == []
 
 
-def test_what_is_not_prepared_or_not_there_is_said(client: TestClient) -> None:
+def test_what_is_not_prepared_or_not_there_is_said(client: TestClient, folder: Path) -> None:
     page = client.get("/data?file=second.yaml").text
     assert "Not prepared here" in page
     assert "kubetune data prepare" in page
+    # The name of what is not there breaks at no dash.
+    (folder / "third-one.yaml").write_text((folder / "second.yaml").read_text())
+    assert (
+        '<span class="whole">third-one.yaml</span></code>'
+        in client.get("/data?file=third-one.yaml").text
+    )
     listed = client.get("/data").text
     assert "/data?file=first.yaml" in listed
     for name in ("../first.yaml", "nothing.yaml", "/etc/passwd"):
