@@ -22,7 +22,10 @@ PLACES = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL")
 
 @pytest.mark.parametrize(
     ("section", "private"),
-    [({}, True), ({"space_id": "we/board"}, True), ({"space_id": "we/board", "private": False}, False)],
+    [
+        ({}, True), ({"server_url": "http://ours.example"}, True), ({"space_id": "we/board"}, True),
+        ({"space_id": "we/board", "private": False}, False),
+    ],
 )  # fmt: skip
 def test_only_the_run_file_names_a_place(
     section: dict[str, Any],
@@ -51,10 +54,10 @@ def test_only_the_run_file_names_a_place(
     assert seen == []
     assert all(f"{name} is not used" in caplog.text for name in PLACES)
     # Only a place on the hub needs the name of an account.
-    assert module._get_default_namespace() == ("somebody" if section else None)
+    assert module._get_default_namespace() == ("somebody" if "space_id" in section else None)
     [settings] = calls
     assert settings["space_id"] == section.get("space_id")
-    assert settings["server_url"] is None
+    assert settings["server_url"] == section.get("server_url")
     assert settings["private"] is private
 
 

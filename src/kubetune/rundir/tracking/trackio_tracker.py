@@ -64,8 +64,8 @@ class TrackioSink(Sink):
                 settings[key] = value
 
         module: Any = sys.modules.get("trackio.run")
-        if module is not None and not (section.space_id or section.server_url):
-            # It would ask the hub whose token this is, also for files on this machine.
+        if module is not None and section.space_id is None:
+            # It would ask the hub whose token this is, also for files on this machine or a server of the user's.
             module._get_default_namespace = _nobody
 
         with contextlib.redirect_stdout(io.StringIO()):  # trackio prints six lines of advice
