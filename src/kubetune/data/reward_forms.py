@@ -54,11 +54,21 @@ def columns_of(signature: inspect.Signature, place: str) -> tuple[str, ...]:
 
     Raise ValueError for a function in none of the forms, and for a parameter that its form gives nothing.
     """
-    form = form_of(signature.parameters, place)
-    needed = []
+    named = {}
     for name, parameter in signature.parameters.items():
-        is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if not is_open and parameter.default is parameter.empty and name not in _GIVEN[form]:
+        # `*completions` gets nothing by its name.
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            named[name] = parameter
+    form = form_of(named, place)
+    by_position = [name for name in named if named[name].kind is inspect.Parameter.POSITIONAL_ONLY]
+    if by_position:
+        raise ValueError(
+            f"{place} takes {', '.join(by_position)} by position alone, and is called by names; leave out the `/` behind "
+            f"{by_position[-1]}"
+        )
+    needed = []
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in _GIVEN[form]:
             needed.append(name)
     if form != TRL and needed:
         raise ValueError(
