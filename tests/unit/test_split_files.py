@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.other_splits import other_splits
 from kubetune.data.findings.split_files import named_files, split_of
 from kubetune.data.inspect import known_findings
+from kubetune.supervisor.newer_data import written_since
 
 MODEL = str(EMBEDDED / "model")
 
@@ -157,6 +159,27 @@ def test_whoever_names_files_means_them(names: tuple[str, ...], source: str) -> 
     assert list(other_splits([given])) == []
     if "missing" not in source:
         assert named_files(given) is None
+
+
+def test_files_that_were_written_after_a_run_are_known() -> None:
+    folder("train.jsonl", "test.jsonl")
+    ending = Path("exit.json")
+    ending.write_text("{}")
+    given = (
+        "data",
+        "data/*.jsonl",
+        "data/train.jsonl#3",
+        "data/train.jsonl",
+        "missing",
+        "org/hub-data",
+    )
+    for path in given:
+        assert written_since([SourceConfig(path=path)], ending) == ""
+    after = ending.stat().st_mtime + 5
+    os.utime("data/train.jsonl", (after, after))
+    newer = [written_since([SourceConfig(path=path)], ending) for path in given]
+    assert newer == [*["data/train.jsonl"] * 4, "", ""]
+    assert written_since([SourceConfig(path="data/test.jsonl")], ending) == ""
 
 
 def test_files_that_no_path_means_alone_are_left_to_the_user() -> None:

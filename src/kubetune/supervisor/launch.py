@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import chain
 from pathlib import Path
 
 from kubetune import errors
@@ -18,6 +19,7 @@ from kubetune.plan.plan import Plan
 from kubetune.rundir import checkpoints, exit_status
 from kubetune.rundir.mirror import copier
 from kubetune.supervisor import supervise
+from kubetune.supervisor.newer_data import written_since
 from kubetune.supervisor.place import find_place, hold
 from kubetune.supervisor.run_folder import check_run_dir, create_run_dir, settled
 
@@ -55,8 +57,14 @@ def launch_run(
     check_run_dir(config, run_dir, plan)
     ended = _done_at(config, run_dir, plan)
     if ended is not None:
+        newer = written_since(chain(*config.sources.values()), run_dir / exit_status.EXIT)
+        changed = (
+            f"{newer} was written after it ended, and what is new there is not learned; "
+            if newer
+            else ""
+        )
         print(
-            f"kubetune: {run_dir} is done since step {ended}, and there is nothing to go on with; to train anew, "
+            f"kubetune: {run_dir} is done since step {ended}, and there is nothing to go on with; {changed}to train anew, "
             "choose another `output`",
             flush=True,
         )
