@@ -182,6 +182,28 @@ def test_files_that_were_written_after_a_run_are_known() -> None:
     assert written_since([SourceConfig(path="data/test.jsonl")], ending) == ""
 
 
+def test_an_evaluation_that_is_read_in_another_way_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("a", "b"):
+        rows = [{"prompt": f"What is {n}{name}?", "completion": f"It is {n}."} for n in range(9)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = "format: question_answer, columns: {instruction: prompt, output: completion}"
+    for of_eval, is_named in (
+        ("b.jsonl", True),
+        (f"{{path: b.jsonl, {said}}}", False),
+        ("0.3", False),
+    ):
+        data = f"{{train: {{path: a.jsonl, {said}}}, eval: {of_eval}, max_length: 128}}"
+        run = f"model: {MODEL}\ndata: {data}\nlora: true\noutput: out\n"
+        Path("run.yaml").write_text(run)
+        assert cli.main(["data", "check", "run.yaml"]) == 0
+        output = capsys.readouterr().out
+        sentence = f"eval: b.jsonl is read by the names of its keys, and data.train with `{said}`"
+        assert (sentence in output) == is_named
+        assert (f"Give `data.eval: {{path: b.jsonl, {said}}}`" in output) == is_named
+
+
 def test_files_that_no_path_means_alone_are_left_to_the_user() -> None:
     folder("train-a.jsonl", "x/train-b.jsonl", "test.jsonl")
     [finding] = other_splits([SourceConfig(path="data")])

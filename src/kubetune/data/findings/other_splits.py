@@ -1,11 +1,12 @@
-"""The finding that a folder of training data holds files of other splits too, by their names."""
+"""Findings about the files of a run beside each other: trained on by their folder alone, or read in two ways."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from kubetune.base.humanize import place
-from kubetune.config.schema import SourceConfig
+from kubetune.config.schema import DataConfig, SourceConfig
+from kubetune.data.column_words import in_yaml
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.split_files import named_files
 from kubetune.errors import DataError
@@ -35,3 +36,23 @@ def other_splits(sources: Sequence[SourceConfig]) -> Iterator[Finding]:
         yield Finding(
             "other_splits", "warning", "train", sentence, len(files.held_out), advice=advice
         )
+
+
+def read_otherwise(data: DataConfig) -> Iterator[Finding]:
+    """Yield a warning for data to evaluate on that are read by the names of their keys, where those of training are not."""
+    if not isinstance(data.eval, tuple):
+        return
+    named = {(source.format, *sorted(source.columns.items())) for source in data.train}
+    first = data.train[0]
+    for source in data.eval:
+        is_plain = source.format == "auto" and not source.columns
+        # Of several ways, one may be that of the evaluation.
+        if not is_plain or len(named) > 1 or (first.format == "auto" and not first.columns):
+            continue
+        keys = [] if first.format == "auto" else [f"format: {first.format}"]
+        if first.columns:
+            keys.append(in_yaml(first.columns))
+        said = ", ".join(keys)
+        sentence = f"eval: {place(source.path)} is read by the names of its keys, and data.train with `{said}`"
+        advice = f"Give `data.eval: {{path: {place(source.path)}, {said}}}` if both have the same columns"
+        yield Finding("read_otherwise", "warning", "eval", sentence, advice=advice)

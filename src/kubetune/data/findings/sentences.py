@@ -16,7 +16,7 @@ from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, RewardConfig, SourceConfig
 from kubetune.data.column_words import lacking
 from kubetune.data.findings.finding import Finding, Severity
-from kubetune.data.findings.other_splits import other_splits
+from kubetune.data.findings.other_splits import other_splits, read_otherwise
 from kubetune.data.prepared.tally import MOST_PLACES, require_rows
 from kubetune.data.reading.sources import locate
 from kubetune.data.reading.strict_json import JsonObject
@@ -483,9 +483,11 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _named_splits(counts: SplitCounts) -> Iterator[Finding]:
-    """Find files that are trained on and named as data to evaluate on."""
+    """Find files that are trained on and named as data to evaluate on, and those that are read in another way."""
     if counts.split == "train":
         yield from other_splits(counts.sources)
+    if counts.name == "eval":
+        yield from read_otherwise(counts.data)
 
 
 def _mix(counts: SplitCounts) -> Iterator[Finding]:
