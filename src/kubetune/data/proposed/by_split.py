@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ _MOST_NAMED: Final = 6
 
 def propose_by_split(source: SourceConfig, task: str | None = None) -> Proposal:
     """Return what `propose` does; of files that are named by split, those of training are proposed for it."""
-    require_no_bare_images(Path(source.path).expanduser())
+    require_no_bare_images(Path(os.path.expanduser(source.path)))
     files = named_files(source)
     if files is None:
         return propose(source, task)
