@@ -7,7 +7,12 @@ from pathlib import Path
 
 from kubetune.config.schema import Config, EvaluationConfig
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.references import References, unanswered, without_answers
+from kubetune.data.findings.references import (
+    References,
+    read_in_part,
+    unanswered,
+    without_answers,
+)
 from kubetune.data.findings.reward_columns import without_columns
 from kubetune.data.findings.sentences import find
 from kubetune.data.findings.teacher_texts import of_distillation
@@ -30,7 +35,7 @@ def prepare_run(config: Config, *, progress: Callable[[int], None] | None = None
     # References are no part of the fingerprint: the same rows serve any metric and any reward.
     best_metric = config.training.metric_for_best_model
     missing = missing_references(prepared, config.evaluation, best_metric)
-    errors = errors or [finding.line for finding in missing]
+    errors = errors or [finding.line for finding in missing if finding.severity == "error"]
     if errors:
         raise DataError(errors)
     return prepared
@@ -60,6 +65,8 @@ def missing_references(
 ) -> Iterator[Finding]:
     """Yield an error for what metrics and rewards compare answers with, where no prepared row has it.
 
+    Warnings come last: of what is compared in part.
+
     `best_metric`: training.metric_for_best_model.
     """
     spec = prepared.spec
@@ -74,6 +81,8 @@ def missing_references(
     yield from unanswered(spec.data.train, spec.rewards, spec.seed)
     yield from without_columns(spec.data.train, spec.rewards, spec.seed)
     yield from of_distillation(spec, len(prepared.train), _without_answer(prepared.train))
+    yield from references.warnings()
+    yield from read_in_part(spec.data.train, spec.rewards, spec.seed)
 
 
 def _without_answer(rows: Rows) -> int:

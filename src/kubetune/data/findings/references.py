@@ -1,13 +1,15 @@
 """Looks whether the data hold what a run will compare answers with: a number, a label word, JSON, a right answer.
 
-A run refuses to begin where none does. The check of data and the plan say so before, in the same words.
+A run refuses to begin where none does. The check of data and the plan say so before, in the same words, and warn of
+answers that are compared in part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from kubetune.config.metric_names import LANGUAGE_METRICS
 from kubetune.config.schema import RewardConfig, SourceConfig
@@ -17,6 +19,7 @@ from kubetune.config.schema.evaluation import (
     GenerateConfig,
 )
 from kubetune.data.column_names import COMPLETIONS, RIGHT_ANSWERS
+from kubetune.data.findings.compared_parts import CutAnswers, ReadNumbers
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.reward_columns import compares
 from kubetune.data.reading.examples import Chat, Pair
@@ -31,8 +34,12 @@ if TYPE_CHECKING:
     from kubetune.data.prepared.rows import Rows
 
 
+# References that are looked at, where each may count.
+LOOKED_AT: Final = 1_000
+
+
 class References:
-    """Give it the sequences of evaluation rows; `findings` says then what no reference holds."""
+    """Give it the sequences of evaluation rows; `findings` says then what no reference holds, `warnings` what few do."""
 
     def __init__(self, wanted: GenerateConfig | None, tokenizer: Tokenizer) -> None:
         self._wanted = wanted
@@ -42,11 +49,13 @@ class References:
         self._waiting: list[str] = []
         if wanted is not None:
             self._waiting = [name for name in wanted.metric if name in TARGETS]
+        self._numbers = ReadNumbers()
+        self._cut = CutAnswers()
 
     @property
     def is_complete(self) -> bool:
-        """True if other sequences would change nothing."""
-        return self._wanted is None or (self._number > 0 and not self._waiting)
+        """True if other sequences would change nothing, or enough of them were looked at."""
+        return self._wanted is None or (self._number >= LOOKED_AT and not self._waiting)
 
     def add(
         self,
@@ -67,6 +76,11 @@ class References:
         if is_whole:
             return
         self._number += 1
+        # The last token that is trained ends the answer.
+        self._cut.add(trained.count(1, begin) - 1, self._wanted.max_new_tokens)
+        reads_numbers = "numeric" in self._wanted.metric
+        if not self._waiting and not reads_numbers:
+            return
 
         # As an evaluation decodes it, without special tokens.
         reference = self._tokenizer.decode(list(ids[begin:])).strip()
@@ -76,9 +90,11 @@ class References:
             if lacks_target(name, reference, self._wanted.labels):
                 still_waiting.append(name)
         self._waiting = still_waiting
+        if reads_numbers:
+            self._numbers.add(reference)
 
     def add_rows(self, rows: Rows) -> None:
-        """Look at prepared rows, as far as that changes anything; mostly at the first one alone."""
+        """Look at prepared rows, as far as that changes anything."""
         # Of judged answers, targets are verdicts; of pairs they are margins.
         verdicts = None if rows.splits is not None else rows.targets
         for index in range(len(rows)):
@@ -120,6 +136,34 @@ class References:
                 self._number,
                 advice=advice,
             )
+
+    def warnings(self) -> Iterator[Finding]:
+        """Yield a warning for references that are compared in part, and for answers that are longer than allowed."""
+        # Where rewards judge, a right answer is nothing that is to be written.
+        if self._wanted is None or not self._number or "reward" in self._wanted.metric:
+            return
+        yield from self._numbers.findings(
+            "evaluation.generate.metric", "eval", "references of eval"
+        )
+        yield from self._cut.findings(self._wanted.max_new_tokens)
+
+
+def read_in_part(
+    sources: Sequence[SourceConfig],
+    rewards: Sequence[RewardConfig],
+    seed: int,
+) -> Iterator[Finding]:
+    """Yield a warning if the reward `numeric` compares right answers in part. The first records are looked at."""
+    for reward in rewards:
+        if reward.is_code or reward.name != "numeric":
+            continue
+        numbers = ReadNumbers()
+        for source in sources:
+            for record in islice(read_taken(source, seed, Problems(0)), LOOKED_AT):
+                answer = _answer_to(record.value, source, reward)
+                if answer is not None:
+                    numbers.add(answer)
+        yield from numbers.findings("rewards", "train", "right answers of train")
 
 
 def unanswered(

@@ -13,7 +13,12 @@ from typing import Final
 
 from kubetune.config.schema import Config, EvaluationConfig, RecordKind, TrainingConfig
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.references import References, unanswered, without_answers
+from kubetune.data.findings.references import (
+    References,
+    read_in_part,
+    unanswered,
+    without_answers,
+)
 from kubetune.data.findings.reward_columns import without_columns
 from kubetune.data.findings.sentences import BAD_RECORDS, find
 from kubetune.data.findings.teacher_texts import of_distillation
@@ -210,6 +215,8 @@ def _judge(
             *answers,
             *columns,
             *taught,
+            *references.warnings(),
+            *read_in_part(spec.data.train, spec.rewards, spec.seed),
             *report.findings,
         )
 
