@@ -24,9 +24,10 @@ from kubetune.cli.prepare.starter import TASKS
 from kubetune.cli.program import program
 from kubetune.cli.result import generate_input
 from kubetune.config.load import load_config
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import Config, ModelConfig, SourceConfig
 from kubetune.config.starting_values import starting_values
 from kubetune.data.proposed.proposing import propose
+from kubetune.data.text.tokenizer import load_tokenizer
 
 MODEL = str(EMBEDDED / "model")
 
@@ -476,8 +477,21 @@ def test_a_run_for_questions_and_answers_measures_before_and_after(tmp_path: Pat
     config = written_for(tmp_path, long)
     assert config.evaluation.generate is not None
     assert config.evaluation.generate.metric == ("token_f1",)
-    # The longest answer has 190 characters.
-    assert config.evaluation.generate.max_new_tokens >= 190 / 2
+    # Without the tokenizer: the longest answer has 193 bytes.
+    assert config.evaluation.generate.max_new_tokens == 200
+
+
+@pytest.mark.parametrize(("letters", "metric"), [(6, "exact_match"), (21, "token_f1")])
+def test_answers_without_spaces_are_counted_by_the_tokenizer(
+    tmp_path: Path, letters: int, metric: str
+) -> None:
+    sentence = "今天天气很好我们去公园散步看到许多花朵和小鸟"
+    rows = [{"question": f"为什么{n}?", "answer": sentence[:letters]} for n in range(60)]
+    generate = written_for(tmp_path, rows, "--model", MODEL).evaluation.generate
+    assert generate is not None
+    assert generate.metric == (metric,)
+    tokens = len(load_tokenizer(ModelConfig(path=MODEL)).encode_text(sentence[:letters]))
+    assert tokens <= generate.max_new_tokens < max(33, 2 * tokens)
 
 
 def test_a_run_for_prompts_measures_their_reward(tmp_path: Path) -> None:

@@ -22,6 +22,13 @@ def values_of(choices: Mapping[str, ReasonedChoice]) -> dict[str, Any]:
     return {key: choice.value for key, choice in choices.items()}
 
 
+class Compared(NamedTuple):
+    """Answers of the data, with which an evaluation compares those of the model."""
+
+    metric: ReasonedChoice
+    texts: Sequence[str]  # with the thoughts before them
+
+
 @dataclass
 class Proposal:
     """A run that data are for."""
@@ -39,7 +46,7 @@ class Proposal:
     rows: int | None = None
     plain_prompts: bool = False  # prompts and answers are plain texts
     conversations: bool = False  # the chat template of the model is needed
-    answers: ReasonedChoice | None = None  # `evaluation.generate`, where answers can be compared
+    answers: Compared | None = None  # for `evaluation.generate`
     # Data to evaluate on that lie beside those to train on; None: rows are held out.
     held_out: ReasonedChoice | None = None
     called: str = ""  # the folder that both lie in

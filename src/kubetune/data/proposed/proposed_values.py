@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kubetune.config.naming import model_short_name
 from kubetune.config.schema import DataConfig, ModelConfig
 from kubetune.config.schema.run_facts import LEARNING_RATES
 from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.estimate import is_on_disk, load_here
-from kubetune.data.proposed.proposal import Proposal, ReasonedChoice
+from kubetune.data.proposed.proposal import Compared, Proposal, ReasonedChoice
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.model_shapes import ModelFiles
 
+if TYPE_CHECKING:
+    from kubetune.data.text.tokenizer import Tokenizer
+
 _MOST_TOKENS: Final = 2048
+# Tokens of an answer that an evaluation waits for, and rows that it asks: seconds of a small model on a laptop, before
+# training and after each epoch.
+_LEAST_NEW_TOKENS: Final = 32
+_MOST_NEW_TOKENS: Final = 256
+_ASKED: Final = 50
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class ModelFacts:
 
     has_template: bool | None = None
     positions: int | None = None
+    tokenizer: Tokenizer | None = None
 
 
 def model_facts(model: str | None, task: str, environ: Mapping[str, str]) -> ModelFacts:
@@ -44,7 +53,7 @@ def model_facts(model: str | None, task: str, environ: Mapping[str, str]) -> Mod
     data = DataConfig.model_validate({"train": "unread"})
     tokenizer = load_here(ModelConfig(path=model), data)
     has_template = tokenizer.chat is not None
-    return ModelFacts(has_template, limit)
+    return ModelFacts(has_template, limit, tokenizer)
 
 
 def proposed_values(
@@ -66,7 +75,7 @@ def proposed_values(
     values.update(_of_data(proposal, facts))
     # Answers are compared on rows that are held out.
     if proposal.answers is not None and values["data.eval"].value is not None:
-        values.update(_of_answers(proposal.answers))
+        values.update(_of_answers(proposal.answers, facts.tokenizer))
     return values
 
 
@@ -128,19 +137,34 @@ def _of_data(proposal: Proposal, facts: ModelFacts) -> dict[str, ReasonedChoice]
     return values
 
 
-def _of_answers(answers: ReasonedChoice) -> dict[str, ReasonedChoice]:
+def _of_answers(answers: Compared, tokenizer: Tokenizer | None) -> dict[str, ReasonedChoice]:
     """Return what is asked before training and at each evaluation."""
-    generate = answers.value
     section = "evaluation.generate"
     return {
-        f"{section}.metric": ReasonedChoice(generate["metric"], answers.reason),
-        f"{section}.max_new_tokens": ReasonedChoice(
-            generate["max_new_tokens"], "of the longest answer, about"
-        ),
+        f"{section}.metric": answers.metric,
+        f"{section}.max_new_tokens": _most_new_tokens(answers.texts, tokenizer),
         f"{section}.rows": ReasonedChoice(
-            generate["rows"], "at most; more take longer, and say it more surely"
+            _ASKED, "at most; more take longer, and say it more surely"
         ),
     }
+
+
+def _most_new_tokens(texts: Sequence[str], tokenizer: Tokenizer | None) -> ReasonedChoice:
+    """Return how long answers may become. One that ends earlier is not waited for."""
+    # A text has no more tokens than bytes, so of short ones no tokenizer has to be loaded.
+    longest = max(len(text.encode(errors="replace")) for text in texts)
+    reason = "tokens: no fewer than the longest answer has bytes"
+    if tokenizer is not None and longest > _LEAST_NEW_TOKENS:
+        counts = [len(tokenizer.encode_text(text, special=False)) for text in texts]
+        # A quarter more for the other rows, as `Lengths.longest_of` has it.
+        longest = -(-5 * max(counts) // 4)
+        reason = f"tokens; the longest answer that was looked at has {max(counts):,}"
+    if longest > _MOST_NEW_TOKENS:
+        reason = (
+            f"tokens; longer answers are cut, since each takes time: {longest:,} would hold all"
+        )
+    tokens = min(_MOST_NEW_TOKENS, max(_LEAST_NEW_TOKENS, 8 * -(-longest // 8)))
+    return ReasonedChoice(tokens, reason)
 
 
 def _format(proposal: Proposal, facts: ModelFacts) -> ReasonedChoice | None:

@@ -12,7 +12,7 @@ from typing import Final
 from kubetune.base.humanize import counted
 from kubetune.config.schema import RecordKind
 from kubetune.data.column_facts import MOST_CLASSES
-from kubetune.data.proposed.proposal import ReasonedChoice
+from kubetune.data.proposed.proposal import Compared, ReasonedChoice
 from kubetune.data.proposed.trial_reading import is_chat
 from kubetune.data.reading.examples import Chat, Example, Labelled, Pair, images_of
 from kubetune.data.reading.prompts import NO_ANSWER
@@ -24,10 +24,6 @@ from kubetune.errors import DataError
 _CLASSES_NAMED: Final = 6
 # Characters of the end of an answer that a message shows.
 _ENDING: Final = 40
-# Tokens of an answer that an evaluation waits for, and rows that it asks: seconds of a small model on a laptop, before
-# training and after each epoch.
-_MOST_ANSWER_TOKENS: Final = 256
-_ASKED: Final = 50
 
 _TASKS: Final[dict[RecordKind, ReasonedChoice]] = {
     "prompt": ReasonedChoice(
@@ -54,35 +50,32 @@ def task_for(kind: RecordKind, examples: Sequence[Example]) -> ReasonedChoice:
     return ReasonedChoice("causal_lm", "plain texts: every token is learned")
 
 
-def answers_to_compare(examples: Sequence[Example]) -> ReasonedChoice | None:
-    """Return what an evaluation asks, and compares with the answers of the data; None for texts without questions.
+def answers_to_compare(examples: Sequence[Example]) -> Compared | None:
+    """Return what an evaluation compares with the answers of the data; None for texts without questions.
 
     A few words are right or wrong; of longer answers the words that both have are counted, since hardly any answer is
     the same to the letter.
     """
-    lengths = []  # characters
+    texts = []
     words = []
     for example in examples:
-        text = None
+        answer = None
+        thoughts = ""
         if isinstance(example, Pair):
-            text = example.completion
+            answer = example.completion
         elif isinstance(example, Chat) and not example.images:
-            text = example.messages[-1].get("content")
-        if isinstance(text, str) and text.strip():
-            lengths.append(len(text))
-            words.append(len(pieces_of(text)))
-    if not lengths:
+            answer = example.messages[-1].get("content")
+            thoughts = example.messages[-1].get("reasoning_content") or ""
+        if isinstance(answer, str) and answer.strip():
+            texts.append(f"{thoughts}{answer}")
+            words.append(len(pieces_of(without_thoughts(answer))))
+    if not texts:
         return None
-    metric = "exact_match"
-    reason = "short answers: right or wrong"
+    metric = ReasonedChoice("exact_match", "short answers: right or wrong")
     if statistics.median(words) > SHORT:
-        metric = "token_f1"
         reason = "long answers: the words that they share with the right one"
-    # A token is about 4 characters of English, and hardly less than 2 of anything; an answer that ends earlier is not
-    # waited for. 100 characters: 56.
-    tokens = min(_MOST_ANSWER_TOKENS, max(32, 8 * -(-max(lengths) // 16)))
-    generate = {"metric": metric, "max_new_tokens": tokens, "rows": _ASKED}
-    return ReasonedChoice(generate, reason)
+        metric = ReasonedChoice("token_f1", reason)
+    return Compared(metric, texts)
 
 
 def reward_for(examples: Sequence[Example], path: str) -> ReasonedChoice:
