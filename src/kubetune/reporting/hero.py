@@ -62,7 +62,7 @@ class Hero:
     is_worse: bool
     beside: Sequence[Value]
     curve: Chart | None
-    # Of an answer that got better what was asked, before and after.
+    # Of an answer that got better: what was asked, before, after.
     example: Sequence[tuple[str, str]] = ()
     scale: Mapping[str, int] | None = None  # where a share lies between 0 and 100
     # What a share is measured by, such as what one gets who has learned nothing: where it lies on that scale, what it is.
@@ -89,29 +89,35 @@ def _hero(run: RunRecord) -> Hero | None:
         of_steps = _of_steps(run, shown)
         if of_steps is not None or shown is None:
             return of_steps
+    before, after = shown.texts
+    taught = of_teacher(run, shown.name)
+    yardstick = None
+    if shown.on_scale:
+        yardstick = _yardstick(run, shown.name, taught)
+    return Hero(
+        value=Value(_label(run, shown), before, after),
+        sure=sureness(run, shown),
+        is_worse=shown.is_worse,
+        beside=_beside(run, shown),
+        curve=_with_teacher(_best_curve(run, shown.name), taught),
+        example=_example(run, shown.name),
+        scale=shown.on_scale,
+        guess=yardstick,
+        classes=classes_of(run),
+    )
+
+
+def _beside(run: RunRecord, shown: Measured) -> list[Value]:
+    """Return the first other metrics of the evaluation that the point is of."""
     beside: list[Value] = []
     for name, label in _names_beside(run):
         other = measure(run, run.of_best or run.base, name)
         # A reward that is the metric itself is no second number.
-        is_other = other and shown.name not in (other.name, f"eval_{label}")
-        if other and is_other and len(beside) < _MOST_BESIDE:
-            before, after = other.texts
-            beside.append(
-                Value(label or other.label, before, after, other.is_worse, other.confidence)
-            )
-    before, after = shown.texts
-    taught = of_teacher(run, shown.name)
-    return Hero(
-        Value(_label(run, shown), before, after),
-        sureness(run, shown),
-        shown.is_worse,
-        beside,
-        _with_teacher(_best_curve(run, shown.name), taught),
-        _example(run, shown.name),
-        shown.on_scale,
-        _yardstick(run, shown.name, taught) if shown.on_scale else None,
-        classes_of(run),
-    )
+        if other is None or shown.name in (other.name, f"eval_{label}"):
+            continue
+        before, after = other.texts
+        beside.append(Value(label or other.label, before, after, other.is_worse, other.confidence))
+    return beside[:_MOST_BESIDE]
 
 
 def _yardstick(run: RunRecord, name: str, taught: float | None) -> tuple[int, str] | None:
@@ -125,10 +131,9 @@ def _with_teacher(drawn: Chart | None, taught: float | None) -> Chart | None:
     """Return a curve with what the teacher reaches as a level line."""
     if drawn is None or taught is None:
         return drawn
-    steps = [drawn.lines[0].series.steps[0], drawn.lines[0].series.steps[-1]]
-    return replace(
-        drawn, lines=[*drawn.lines, Line("teacher", Series(steps, [taught, taught]), 1, dash=1)]
-    )
+    steps = drawn.lines[0].series.steps
+    level = Series([steps[0], steps[-1]], [taught, taught])
+    return replace(drawn, lines=[*drawn.lines, Line("teacher", level, 1, dash=1)])
 
 
 def _guess(run: RunRecord, name: str) -> tuple[int, str] | None:
@@ -160,11 +165,13 @@ def _names_beside(run: RunRecord) -> list[tuple[str, str]]:
     A reward that is a sum has its parts first.
     """
     parts = [(f"eval_reward/{reward.title}", reward.title) for reward in run.config.rewards]
-    return (parts if len(parts) > 1 else []) + [(f"eval_{name}", "") for name in _BESIDE]
+    if len(parts) == 1:
+        parts = []
+    return parts + [(f"eval_{name}", "") for name in _BESIDE]
 
 
 def _label(run: RunRecord, shown: Measured) -> str:
-    """Return what the point of a run is called: of two classes, F1 is that of the second."""
+    """Return what the point of a run is called. With two classes, F1 is the one of the second."""
     if run.config.task == "reward_model" and shown.name == "eval_accuracy":
         return "agreement with the preferred answers"
     labels = (run.data.get("facts") or {}).get("labels") or {}
@@ -185,24 +192,34 @@ def _of_steps(run: RunRecord, before: Measured | None) -> Hero | None:
             continue
         first, last = ends
         value = _value(key, first, last)
-        label = TRAINING_LOSS if key == "loss" else value.label
-        is_worse = first is not None and (last < first if is_greater_better(key) else last > first)
-        sure = "of the only step" if first is None else "mean of the first and of the last steps"
+        if key == "loss":
+            value = replace(value, label=TRAINING_LOSS)
+        sure = "mean of the first and of the last steps"
+        is_worse = False
+        if first is None:
+            sure = "of the only step"
+        else:
+            is_worse = last < first if is_greater_better(key) else last > first
         if not run.evaluations:
             sure += "; " + _why_not_evaluated(run)
-        beside = []
-        if before is not None:
-            beside.append(Value(f"{before.label} before training", "", before.texts[1]))
-        for other in _BESIDE_STEPS.get(key, ()):
-            ends = _ends(run, other)
-            if ends is not None:
-                beside.append(_value(other, *ends))
-        # What was held out says something else of the same model.
-        held_out = measure(run, run.of_best or {}, "eval_token_accuracy")
-        if held_out is not None:
-            beside.append(Value("held-out token accuracy", *held_out.texts))
-        return Hero(replace(value, label=label), sure, is_worse, beside, curve(run, key))
+        return Hero(value, sure, is_worse, _beside_steps(run, key, before), curve(run, key))
     return None
+
+
+def _beside_steps(run: RunRecord, key: str, before: Measured | None) -> list[Value]:
+    """Return what stands beside a measure of steps. `before`: what was measured before training."""
+    beside = []
+    if before is not None:
+        beside.append(Value(f"{before.label} before training", "", before.texts[1]))
+    for other in _BESIDE_STEPS.get(key, ()):
+        ends = _ends(run, other)
+        if ends is not None:
+            beside.append(_value(other, *ends))
+    # What was held out says something else of the same model.
+    held_out = measure(run, run.of_best or {}, "eval_token_accuracy")
+    if held_out is not None:
+        beside.append(Value("held-out token accuracy", *held_out.texts))
+    return beside
 
 
 def _why_not_evaluated(run: RunRecord) -> str:
@@ -215,9 +232,14 @@ def _why_not_evaluated(run: RunRecord) -> str:
 
 
 def _ends(run: RunRecord, key: str) -> tuple[float | None, float] | None:
-    """Return a measure of the first steps and of the last: None and the value of a single step, None without steps."""
+    """Return a measure's mean in the first steps and in the last ones; None without steps.
+
+    With a single step there is no mean of the first ones: (None, its value).
+    """
     series = run.numbers.curves.get(key)
-    values = [value for value in series.values if value is not None] if series else []
+    if series is None:
+        return None
+    values = [value for value in series.values if value is not None]
     if not values:
         return None
     if len(values) == 1:
@@ -233,17 +255,25 @@ def _value(name: str, before: float | None, after: float) -> Value:
 
 
 def _best_curve(run: RunRecord, name: str) -> Chart | None:
-    """Return the curve of the point, or that of the steps while too few evaluations make one."""
-    evaluations = column(run.measurements, full_name(name), POINTS)
-    # Two points of a run that goes on, or died, are a line that nobody measured.
-    least = 2 if run.exit_status is not None and run.exit_status.state == "done" else 3
+    """Return the curve of the point, or one of the steps while there are too few evaluations for it."""
     of_point = curve(run, name)
-    if of_point is None or (
-        len(of_point.lines) == 1 and (not evaluations or _points(evaluations) < least)
-    ):
-        of_steps = (curve(run, key) for key in _OF_STEPS)
-        return next((drawn for drawn in of_steps if drawn is not None), of_point)
+    if of_point is not None and (len(of_point.lines) > 1 or _are_enough(run, name)):
+        return of_point
+    for key in _OF_STEPS:
+        of_steps = curve(run, key)
+        if of_steps is not None:
+            return of_steps
     return of_point
+
+
+def _are_enough(run: RunRecord, name: str) -> bool:
+    """True if a metric was evaluated often enough for a curve."""
+    evaluations = column(run.measurements, full_name(name), POINTS)
+    if not evaluations:
+        return False
+    is_done = run.exit_status is not None and run.exit_status.state == "done"
+    # Two points of a run that goes on, or died, would be a line that nobody measured.
+    return _points(evaluations) >= (2 if is_done else 3)
 
 
 def curve(run: RunRecord, name: str) -> Chart | None:
