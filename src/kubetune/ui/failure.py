@@ -39,12 +39,14 @@ def failure_of(run: RunRecord, reason: str) -> dict[str, Any]:
 
 def _place(run: RunRecord, reason: str) -> dict[str, Any]:
     """Return a file, a few lines of it and the number of the one that is meant; no lines if there is none."""
+    data = run.config.data
     in_data = re.match(r"(.+?):(\d+): ", reason)
     if in_data is not None:
         # Only data of the run: a reason may come with a run of somebody else, and name any file.
-        for source in (*run.config.data.train, *(_sources(run.config.data.eval))):
-            if source.path.partition("#")[0] == in_data[1]:
-                return _lines(Path(in_data[1]), int(in_data[2]))
+        for source in (*data.train, *_sources(data.eval)):
+            path, _, _ = source.path.partition("#")
+            if path == in_data[1]:
+                return _lines(Path(path), int(in_data[2]))
     # File "rewards.py", line 6, in graded
     in_code = re.search(r'File "(.+?)", line (\d+)', reason)
     if in_code is not None:
@@ -83,18 +85,20 @@ def _lines(file: Path, at: int) -> dict[str, Any]:
     try:
         with file.open(encoding="utf-8", errors="replace") as opened:
             first = max(1, at - _AROUND)
-            for number, line in islice(enumerate(opened, 1), min(at + _AROUND, _MOST_LINES)):
+            last = min(at + _AROUND, _MOST_LINES)
+            for number, line in islice(enumerate(opened, 1), last):
                 if number >= first:
-                    text = line.rstrip("\n")
-                    shown.append(
-                        (
-                            number,
-                            text[:_MOST_CHARACTERS] + ("…" if len(text) > _MOST_CHARACTERS else ""),
-                        )
-                    )
+                    shown.append((number, _cut(line.rstrip("\n"))))
     except OSError:
         shown = []
     return {"file": f"{file}:{at}", "lines": shown, "at": at}
+
+
+def _cut(text: str) -> str:
+    """Return a line with at most so many characters as are shown."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_MOST_CHARACTERS]}…"
 
 
 def _line_of(file: Path, key: str) -> int | None:

@@ -74,7 +74,7 @@ def chat(request: Request) -> Response:
 
 
 def _names(listed: Sequence[Mapping[str, Any]], others: Sequence[str]) -> dict[str, str]:
-    """Return what each run is called, by its directory: that of two of one name says which it is."""
+    """Return the name of each run by its directory. If two runs share a name, each is called by its directory."""
     counts = Counter(run["name"] for run in listed)
     names = {other: other for other in others}
     for run in listed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ class Asked:
     question: str
     expected: str = ""
     before: str = ""  # the answer of the model before training
-    after: str = ""  # that of the checkpoint that was chosen
+    after: str = ""  # the answer of the checkpoint that was chosen
 
 
 def runs_to_talk_to(site: Site) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -58,22 +58,41 @@ def questions_of(run_dir: Path) -> list[Asked]:
     with suppress(FileNotFoundError, EnvironmentFault):
         verdict = shapes.read(run_dir / metrics.VERDICT)
     questions: dict[str, Asked] = {}
+    for asked in (*_bettered(verdict), *_held_out(run_dir)):
+        questions.setdefault(asked.question, asked)
+    if not questions:
+        with suppress(EnvironmentFault):
+            for asked in _kept(run_dir):
+                questions.setdefault(asked.question, asked)
+    return list(questions.values())
+
+
+def _bettered(verdict: Mapping[str, Any]) -> Iterator[Asked]:
+    """Yield the questions of a verdict that were answered better after training."""
     for sides in (verdict.get("turned") or {}).values():
         for line in sides.get("gained") or ():
             spoken = turns(str(line.get("prompt", "")))
-            if spoken and spoken[-1]["role"] == "user":
-                question = spoken[-1]["content"]
-                texts = [str(line.get(key) or "") for key in ("reference", "before", "answer")]
-                questions.setdefault(question, Asked(question, *texts))
+            if not spoken or spoken[-1]["role"] != "user":
+                continue
+            yield Asked(
+                spoken[-1]["content"],
+                expected=str(line.get("reference") or ""),
+                before=str(line.get("before") or ""),
+                after=str(line.get("answer") or ""),
+            )
+
+
+def _held_out(run_dir: Path) -> Iterator[Asked]:
+    """Yield the questions of one turn that the model was asked before training."""
     for line in answers_of(run_dir, 0):
         spoken = turns(line["prompt"])
         if len(spoken) == 1:
-            question = spoken[0]["content"]
-            questions.setdefault(question, Asked(question, line["reference"]))
-    if not questions:
-        with suppress(EnvironmentFault):
-            for kept in kept_conversations.read(run_dir):
-                last = kept.messages[-1] if kept.messages else {}
-                if last.get("role") == "user" and isinstance(last.get("content"), str):
-                    questions.setdefault(last["content"], Asked(last["content"]))
-    return list(questions.values())
+            yield Asked(spoken[0]["content"], line["reference"])
+
+
+def _kept(run_dir: Path) -> Iterator[Asked]:
+    """Yield what users ask last in conversations of the data. Raise EnvironmentFault for damaged ones."""
+    for kept in kept_conversations.read(run_dir):
+        last = kept.messages[-1] if kept.messages else {}
+        if last.get("role") == "user" and isinstance(last.get("content"), str):
+            yield Asked(last["content"])
