@@ -366,7 +366,7 @@ def test_the_page_and_the_card_show_the_base_model_beside_the_best_checkpoint(
     page = write_report([judged_run], tmp_path / "report.html").read_text()
     assert "The gate failed." in page
     assert "eval_exact_match is 0, expected &gt;= 0.9" in page
-    assert "What each evaluation measured, and how sure the best one is" in page
+    assert "What each evaluation measured; the best by " in page
     verdict = metrics.read_verdict(judged_run)
     card = (
         export_run(judged_run, "best", wanted=WantedExport(out=tmp_path / "export")).path

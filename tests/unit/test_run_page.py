@@ -210,6 +210,31 @@ def test_what_is_still_wrong_is_shown_first(tmp_path: Path) -> None:
     assert weakest(read_run(run_dir)) is None
 
 
+def test_the_page_says_by_what_the_best_is_chosen(tmp_path: Path) -> None:
+    run_dir = planned_run(tmp_path / "a")
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    settings["task"] = "sequence_classification"
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+
+    def sure(*f1: float) -> str:
+        """Return what the page says of the numbers of evaluations whose loss was the lowest in the second."""
+        losses = [0.14, 0.11, 0.13]
+        lines = [
+            {"step": 20 * n, "epoch": 1.0, "eval_loss": loss, "eval_f1_macro": value}
+            for n, (loss, value) in enumerate(zip(losses, f1, strict=True), 1)
+        ]
+        (run_dir / metrics.METRICS).write_text("\n".join(map(json.dumps, lines)) + "\n")
+        shown = hero(read_run(run_dir))
+        assert shown is not None
+        return shown.sure.partition(";")[0]
+
+    # The curve is higher at another step than that which is shown, so that somebody would wonder.
+    assert sure(0.98, 0.97, 0.97) == "of 48 held-out rows, at step 40, the best by held-out loss"
+    assert sure(0.96, 0.97, 0.97) == "of 48 held-out rows, at step 40"
+    page = write_report([run_dir], tmp_path / "page.html").read_text()
+    assert "<h3>What each evaluation measured; the best by held-out loss</h3>" in page
+
+
 def test_sums_of_other_rewards_are_in_no_curve_and_no_test(tmp_path: Path) -> None:
     run_dir = planned_run(tmp_path / "a")
     settings = json.loads((run_dir / "resolved.json").read_text())

@@ -158,6 +158,8 @@ def sureness(run: RunRecord, shown: Measured) -> str:
     if not test and run.plan and run.plan.eval_rows:
         parts.append(f"of {counted(run.plan.eval_rows, f'held-out {unit}')}")
     parts.append(f"at step {shown.step:,}" if shown.step else "before training")
+    if _was_better(run, shown):
+        parts.append(f"the best by {chosen_by(run)}")
     data = (run.of_best or {}).get("data")
     if data:
         parts.append(f"on {Path(data).name}")
@@ -169,6 +171,22 @@ def sureness(run: RunRecord, shown: Measured) -> str:
     if test or shown.name in run.base or not shown.step:
         return where
     return f"{where}; the model before training was not evaluated"
+
+
+def chosen_by(run: RunRecord) -> str:
+    """Return what people call the metric that chose the best checkpoint, "" if no evaluation has it."""
+    name = run.config.training.metric_for_best_model
+    is_known = any(metrics.is_number(line.get(name)) for line in run.evaluations)
+    return label_of(name) if is_known else ""
+
+
+def _was_better(run: RunRecord, shown: Measured) -> bool:
+    """True if another evaluation than that of the best checkpoint has a better number, as another metric chose it."""
+    if shown.name == run.config.training.metric_for_best_model or not chosen_by(run):
+        return False
+    values = [line.get(shown.name) for line in run.evaluations]
+    numbers = [float(value) for value in values if value is not None and metrics.is_number(value)]
+    return any(shown.better * (value - shown.after) > 0 for value in numbers)
 
 
 def _interval(

@@ -22,7 +22,7 @@ from kubetune.reporting.beside.kept_answers import weakest
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.look.metric_values import label_of
-from kubetune.reporting.point import measure, point, test_in_words
+from kubetune.reporting.point import chosen_by, measure, point, test_in_words
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.run_sentence import kind, sentence
 from kubetune.reporting.verdict_lines import verdict
@@ -75,6 +75,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "sentence": sentence(run),
         "evaluation": evaluation,
         "best_step": best["step"] if best else None,
+        "best_by": chosen_by(run) if best else "",
         "matrix": _confusion_matrix(run.evaluation),
         "weakest": weakest(run),
         "verdict": _without_repeats(verdict(run.verdict, run.benchmarks), evaluation),
