@@ -142,25 +142,22 @@ def _ordered_keys(run: RunRecord) -> list[str]:
     return keys
 
 
-def _certainty(run: RunRecord, keys: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return how sure each metric of the best checkpoint is, as lines of texts; lines that would be empty are left out."""
-    line = run.of_best
-    if line is None:
-        return []
-    values = [measure(run, line, key) for key in keys]
-    intervals = [value.interval_text if value else "" for value in values]
-    changes = []
-    tests = []
-    for value in values:
-        test = (value.test if value else None) or {}
-        changes.append(f"+{test['gained']:,} −{test['lost']:,}" if "gained" in test else "")
-        tests.append(test_in_words(test))
-    shown = [
-        ("95 % interval", intervals),
-        ("rows better, worse", changes),
-        ("against step 0", tests),
-    ]
-    return [(name, texts) for name, texts in shown if any(texts)]
+def _certainty(run: RunRecord, keys: Sequence[str]) -> list[tuple[str, str, str, str]]:
+    """Return how sure each metric of the best checkpoint is: interval, rows better and worse, test against step 0.
+
+    Metrics of which nothing of that is known are left out.
+    """
+    shown = []
+    for key in keys:
+        value = measure(run, run.of_best or {}, key)
+        if value is None:
+            continue
+        test = value.test or {}
+        change = f"+{test['gained']:,} −{test['lost']:,}" if "gained" in test else "–"
+        if value.interval_text or test:
+            texts = (value.interval_text or "–", change, test_in_words(test) or "–")
+            shown.append((_metric_name(key), *texts))
+    return shown
 
 
 def _without_repeats(
