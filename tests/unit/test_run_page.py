@@ -235,6 +235,42 @@ def test_the_page_says_by_what_the_best_is_chosen(tmp_path: Path) -> None:
     assert "<h3>What each evaluation measured; the best by held-out loss</h3>" in page
 
 
+def test_two_runs_that_were_asked_the_same_are_tested_in_pairs(tmp_path: Path) -> None:
+    runs = [planned_run(tmp_path / name) for name in ("a", "b")]
+
+    def compared(right: int, other: int) -> str:
+        """Return the page of two runs, of which so many of 20 answers are right, those of the second among the first."""
+        for run_dir, count in zip(runs, (right, other), strict=True):
+            answers = {
+                f"What is {n}?": ("the right one" if n < count else f"no {n}", float(n < count))
+                for n in range(20)
+            }
+            keep_answers(run_dir, 60, answers)
+            value = count / 20
+            line = {"step": 60, "epoch": 1.0, "eval_loss": 0.5, "eval_exact_match": value}
+            (run_dir / metrics.METRICS).write_text(json.dumps(line) + "\n")
+            interval = {"after_interval": [value - 0.2, value + 0.2], "before": 0, "after": value}
+            answered = [
+                {"metric": "exact_match", "gained": 1, "lost": 0, "p_value": 0.5, **interval}
+            ]
+            verdict = {"step": 60, "base": {}, "best": {}, "answers": answered}
+            (run_dir / metrics.VERDICT).write_text(json.dumps(verdict))
+        page = write_report(runs, tmp_path / "page.html").read_text()
+        return page.replace("\N{NO-BREAK SPACE}", " ")
+
+    # 6 of 6 uneven rows for one run: p = 2 / 2⁶, though the intervals overlap.
+    text = compared(16, 10)
+    assert "50 %: p = 0.031 by McNemar on 20 rows that both answered.</p>" in text
+    assert text.count('class="best"') == 1
+    assert re.findall(r"<h3>(Right in . alone \(\d+\))", text) == ["Right in a alone (6)"]
+    assert "<pre>the right one</pre> <span" in text.partition('id="answers"')[2]
+    assert "<mark>no</mark> <mark>10</mark>" in text
+    # 3 of 3: p = 2 / 2³.
+    text = compared(16, 13)
+    assert "may be chance: p = 0.25 by McNemar on 20 rows that both answered.</p>" in text
+    assert 'class="best"' not in text
+
+
 def test_sums_of_other_rewards_are_in_no_curve_and_no_test(tmp_path: Path) -> None:
     run_dir = planned_run(tmp_path / "a")
     settings = json.loads((run_dir / "resolved.json").read_text())

@@ -9,6 +9,7 @@ from typing import Any
 from kubetune.config.resolved import resolved
 from kubetune.reporting import cards
 from kubetune.reporting.compared.differences import differences
+from kubetune.reporting.compared.same_questions import SameQuestions, same_questions
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.look.style import COLOURS
 from kubetune.reporting.point import point, sureness
@@ -27,6 +28,8 @@ class Row:
     best: int | None = None  # index of the run that is better than all others
     remark: str = ""  # why none is
     is_judged: bool = False  # True of the measure by which runs are told better or worse
+    # Of two runs that were asked the same, in place of their intervals.
+    test: SameQuestions | None = None
 
     @property
     def better(self) -> int:
@@ -53,16 +56,16 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
     # Values are better than others only if they measure the same thing on the same rows.
     obstacle = _obstacle(cautions)
     of_runs = [cards.measured_cards(run) for run in runs]
-    rows = _rows(of_runs, are_comparable=not obstacle, apart=_unlike_rewards(runs))
+    asked = same_questions(runs)
+    test = asked if len(runs) == 2 else None
+    rows = _rows(of_runs, are_comparable=not obstacle, apart=_unlike_rewards(runs), test=test)
     shown, alike = _differing(rows)
     shared, alone = _shared(shown, only=bool(cautions["tasks"]))
     work, alike_work = _differing(_rows([cards.cards(run) for run in runs], are_comparable=False))
     sentences = {_in_a_line(run) for run in runs}
 
-    different, common = differences([resolved(run.config) for run in runs])
-    settings, of_tasks = _by_task(different, only=bool(cautions["tasks"]))
-    packages, _ = differences([run.report.get("versions") or {} for run in runs])
-    differing = [] if obstacle else _short(settings)[:_MOST_TOLD]
+    unlike = _unlike(runs, only=bool(cautions["tasks"]))
+    differing = [] if obstacle else _short(unlike["settings"])[:_MOST_TOLD]
     return {
         "title": " · ".join(names),
         "runs": [_run(index, name, runs[index], differing) for index, name in enumerate(names)],
@@ -74,14 +77,12 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "alike": alike,
         "work": work,
         "alike_work": alike_work,
-        "settings": settings,
-        "are_settings_folded": len(settings) > _MOST_OPEN,
-        "of_tasks": of_tasks,
-        "common": common,
-        "packages": packages,
+        **unlike,
         "same_data": _same_data(runs, names)[1],
         "damage": [(name, problem) for name, problems in damaged for problem in problems],
-        "answers": _answers(runs),
+        "asked": asked,
+        "groups": asked.groups(names) if asked else [],
+        "answers": [] if asked else _answers(runs),
         "cautions": [cautions[name] for name in ("tasks", "data") if cautions[name]],
         "lengths": cautions["lengths"],
         "first_axis": "share" if cautions["lengths"] else "step",
@@ -95,11 +96,15 @@ _MOST_OPEN = 8
 
 
 def _rows(
-    cards_of_runs: Sequence[Sequence[cards.Card]], *, are_comparable: bool, apart: str = ""
+    cards_of_runs: Sequence[Sequence[cards.Card]],
+    *,
+    are_comparable: bool,
+    apart: str = "",
+    test: SameQuestions | None = None,
 ) -> list[Row]:
     """Return a row for each label, in the order in which they come: not every run has each card.
 
-    `apart`: the label of what is another quantity in each run.
+    `apart`: the label of what is another quantity in each run. `test`: of the answers of two runs.
     """
     by_label = [{card.label: card for card in of_run} for of_run in cards_of_runs]
     headings: dict[str, None] = {}  # an ordered set
@@ -115,14 +120,32 @@ def _rows(
             and None not in values
             and not any(row.is_judged for row in rows)
         )
-        best, remark = _best(values) if is_judged else (None, "")
+        of_label = test if is_judged and test and test.label == label else None
+        best, remark = _best(values, of_label) if is_judged else (None, "")
         if label == apart:
             remark = "of other functions in each"
-        row = Row(label, values, best, remark, is_judged)
+        row = Row(label, values, best, remark, is_judged, of_label)
         if row.has_intervals and not remark:
             row = replace(row, remark="with its 95 % interval")
         rows.append(row)
     return rows
+
+
+def _unlike(runs: Sequence[RunRecord], *, only: bool) -> dict[str, Any]:
+    """Return the settings and packages in which runs differ, and the settings that they share.
+
+    `only`: of different tasks, some of whose settings one of the tasks alone reads.
+    """
+    different, common = differences([resolved(run.config) for run in runs])
+    settings, of_tasks = _by_task(different, only=only)
+    packages, _ = differences([run.report.get("versions") or {} for run in runs])
+    return {
+        "settings": settings,
+        "are_settings_folded": len(settings) > _MOST_OPEN,
+        "of_tasks": of_tasks,
+        "common": common,
+        "packages": packages,
+    }
 
 
 def _short(settings: Sequence[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
@@ -173,10 +196,13 @@ def _by_task(
     return [row for row in different if row not in of_tasks], of_tasks
 
 
-def _best(of_row: Sequence[cards.Card | None]) -> tuple[int | None, str]:
+def _best(
+    of_row: Sequence[cards.Card | None], test: SameQuestions | None
+) -> tuple[int | None, str]:
     """Return the index of the run that is better than all others, and why there is none, if the reason is chance.
 
-    A difference inside of the 95 % intervals of both may be chance.
+    Two runs that were asked the same are tested in pairs; else a difference inside of the 95 % intervals of both may be
+    chance.
     """
     measured = [card for card in of_row if card is not None and card.order is not None]
     if len(measured) < len(of_row) or not measured[0].better:
@@ -186,6 +212,8 @@ def _best(of_row: Sequence[cards.Card | None]) -> tuple[int | None, str]:
     first = ranked[0]
     if first.order == ranked[1].order:
         return None, ""
+    if test is not None:
+        return (measured.index(first) if test.is_certain else None), test.test
     intervals = [card.interval for card in ranked]
     if any(intervals):
         for other in ranked[1:]:
@@ -222,6 +250,10 @@ def _in_words(rows: Sequence[Row], names: Sequence[str], obstacle: str) -> str:
     first, name = ranked.pop()
     best = "highest" if row.better > 0 else "lowest"
     leads = f"{name} has the {best} {row.label}, {first.value}"
+    if row.test is not None and row.best is None:
+        return f"{leads}, but that may be chance: {row.test.test}."
+    if row.test is not None:
+        return f"{leads} against {_spread([card for card, _ in ranked])}: {row.test.test}."
     if row.best is None:
         return f"{leads}, but that may be chance: {_doubt(first, ranked)}."
     certain = "; its 95 % interval is apart from the others" if row.has_intervals else ""
