@@ -120,8 +120,7 @@ const beginChecking = () => {
   number += 1;
   byId("plan").setAttribute("aria-busy", "true");
   sayShortly("busy", "checking …");
-  byId("start").disabled = true;
-  byId("submit").disabled = true;
+  byId("start").disabled = byId("submit").disabled = true;
   return number;
 };
 const summaryOf = (reply) => {
@@ -169,6 +168,7 @@ const plan = async (mine) => {
   byId("all-facts").hidden = !reply.facts.length;
   showCard(reply.card);
   byId("yaml").replaceChildren(...linesOf(reply.yaml.trimEnd().split("\n")));
+  byId("save-yaml").href = `data:text/yaml;charset=utf-8,${encodeURIComponent(reply.yaml)}`;
   byId("run-file").hidden = !reply.yaml;
   byId("command").textContent = reply.command;
   byId("command-line").hidden = !reply.command;
