@@ -269,8 +269,8 @@ def test_what_somebody_has_touched_is_left_alone(client: TestClient, tmp_path: P
     assert "training.num_train_epochs" not in seen["suits"]
     assert seen["suits"]["data.eval"] == "0.1"
     assert seen["suits"]["name"] == "few"
-    assert "Evaluation data = 0.1, Batch size = 8" in seen["filled"]
-    assert "Epochs" not in seen["filled"]
+    assert seen["filled"][:2] == ["Evaluation data = 0.1", "Batch size = 8"]
+    assert "Epochs" not in " ".join(seen["filled"])
     reviews = tmp_path / "films.tsv"
     reviews.write_text("review\tverdict\n" + "a film\thappy\nno film\tunhappy\n" * 15)
     seen = ask(client, "/new/look", values={"data.train": str(reviews)}, touched=[])
@@ -476,6 +476,30 @@ def test_models_and_files_at_hand_are_listed(
     assert listed["data"] == {"choices": [], "left_out": 0, "ran_out": True}
     monkeypatch.setattr(at_hand, "_SECONDS", 60)
     assert client.get("/new/at-hand").json()["models"]["left_out"] == 1
+
+
+def test_data_that_were_trained_on_come_first_at_hand(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "work"
+    for folder in ("data", "search/trials"):
+        (place / folder).mkdir(parents=True)
+    for age, name in enumerate(["test", "newest", "older", "used", "held_out-2", "latest-eval"]):
+        file = place / "data" / f"{name}.jsonl"
+        file.write_text("{}\n")
+        os.utime(file, (1e9 - age, 1e9 - age))
+    # The record of a sweep holds no rows.
+    for name in ("sweep.json", "trials.json", "trials/x.jsonl"):
+        (place / "search" / name).write_text("{}")
+    used = place / "data/used.jsonl"
+    before = tmp_path / "outputs" / "before"
+    before.mkdir(parents=True)
+    config = load_config(None, overrides=[f"model.path={MODEL}", f"data.train={used}"])
+    (before / "resolved.json").write_text(json.dumps(resolved(config)))
+    monkeypatch.chdir(place)
+    listed = client.get("/new/at-hand").json()["data"]["choices"]
+    names = [Path(path).stem for path, _ in listed]
+    assert names == ["used", "newest", "older", "test", "held_out-2", "latest-eval"]
 
 
 def test_the_demo_is_begun_beside_the_runs(

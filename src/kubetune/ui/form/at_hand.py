@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kubetune.config.naming import RESOLVED, model_label
 from kubetune.config.resolved import read_config
 from kubetune.errors import KubetuneError
 from kubetune.library.listing import find_runs
+from kubetune.library.sweep.sweep_record import SWEEP
 from kubetune.plan.model_shapes import hub_folder
 from kubetune.ui.site import Site, answer, site_of
 
@@ -31,6 +33,8 @@ _MOST_SENT = 2000
 _SKIPPED = ("node_modules", "site-packages", "__pycache__", "venv")
 # JSON files next to these are settings of a model or a program, not records.
 _SETTINGS = ("config.json", "package.json")
+# Words in the names of files that are held out: nobody trains on them.
+_HELD_OUT = {"dev", "eval", "evaluation", "held", "heldout", "test", "val", "valid", "validation"}
 
 
 @dataclass
@@ -53,10 +57,11 @@ class _TimeLimit:
 def at_hand(request: Request) -> Response:
     """Answer with the models and data files of this machine: what to fill in, and what to show for it."""
     site = site_of(request)
-    in_folder = _TimeLimit.start()
-    models, files = _in_folder(Path.cwd(), in_folder)
     of_runs = _TimeLimit.start()
-    choices = {**_of_runs(site, of_runs), **_in_cache(), **models}
+    models_of_runs, trained_on = _of_runs(site, of_runs)
+    in_folder = _TimeLimit.start()
+    models, files = _in_folder(Path.cwd(), in_folder, trained_on)
+    choices = {**models_of_runs, **_in_cache(), **models}
     return answer(
         {
             "models": _listed(choices, in_folder.ran_out or of_runs.ran_out),
@@ -75,16 +80,19 @@ def _listed(choices: Mapping[str, str], ran_out: bool) -> dict[str, Any]:
     }
 
 
-def _of_runs(site: Site, limit: _TimeLimit) -> dict[str, str]:
-    """Return the models that runs of the folder began with, and those that they made."""
+def _of_runs(site: Site, limit: _TimeLimit) -> tuple[dict[str, str], set[str]]:
+    """Return the models that runs of the folder began with or made, and the files that they were trained on."""
     models = {}
+    trained_on: set[str] = set()
     for run_dir in find_runs(site.folder):
         if not limit.has_time():
             break
         try:
-            path = read_config(run_dir).model.path
+            begun = read_config(run_dir)
         except KubetuneError:
             continue
+        path = begun.model.path
+        trained_on.update(os.path.abspath(source.path) for source in begun.data.train)
         name = site.records.name_of(run_dir)
         models[path] = f"{model_label(path)} (as in {name})"
         # A checkpoint of adapters has no config.json: it is no model to start from.
@@ -92,7 +100,7 @@ def _of_runs(site: Site, limit: _TimeLimit) -> dict[str, str]:
         config = best / "config.json"
         if config.is_file():
             models[str(best)] = f"{name}, as trained"
-    return models
+    return models, trained_on
 
 
 def _in_cache() -> dict[str, str]:
@@ -106,8 +114,13 @@ def _in_cache() -> dict[str, str]:
     return models
 
 
-def _in_folder(top: Path, limit: _TimeLimit) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the models and the data files below a folder, by their paths; the newest files come first."""
+def _in_folder(
+    top: Path, limit: _TimeLimit, trained_on: Collection[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the models and the data files below a folder, by their paths.
+
+    Files that runs were trained on come first, those that are held out by their names last, and else the newest first.
+    """
     models = {}
     facts: dict[Path, os.stat_result] = {}
     for folder, names in _walk(top, limit):
@@ -122,29 +135,34 @@ def _in_folder(top: Path, limit: _TimeLimit) -> tuple[dict[str, str], dict[str, 
                 path = folder / name
                 facts[path] = path.stat()
 
+    def place(path: Path) -> tuple[bool, bool, float]:
+        words = re.split(r"[^a-z]+", path.stem.lower())
+        is_held_out = not _HELD_OUT.isdisjoint(words)
+        return is_held_out, str(path) not in trained_on, -facts[path].st_mtime
+
     listed = {}
-    for path in sorted(facts, key=lambda path: facts[path].st_mtime, reverse=True):
+    for path in sorted(facts, key=place):
         shown = os.path.relpath(path, top)
         listed[shown] = f"{shown} ({size(facts[path].st_size)})"
     return models, listed
 
 
 def _walk(top: Path, limit: _TimeLimit) -> Iterator[tuple[Path, list[str]]]:
-    """Yield folders below a folder with the names of their plain files: no folders of runs, no hidden ones."""
+    """Yield folders below a folder with the names of their plain files: none of runs or sweeps, no hidden ones."""
     for place, folders, names in os.walk(top):
         # A home directory may hold a million files.
         if not limit.has_time():
             return
         folder = Path(place)
-        is_run = RESOLVED in names
+        is_result = RESOLVED in names or SWEEP in names
         depth = len(folder.relative_to(top).parts)
         # `os.walk` goes into the folders that are left in its list.
         deeper = []
-        if not is_run and depth < _DEPTH:
+        if not is_result and depth < _DEPTH:
             for name in sorted(folders):
                 if not name.startswith(".") and name not in _SKIPPED:
                     deeper.append(name)
         folders[:] = deeper
-        if not is_run:
+        if not is_result:
             plain = [name for name in sorted(names) if (folder / name).is_file()]
             yield folder, plain

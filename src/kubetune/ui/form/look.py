@@ -48,7 +48,7 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         "rows": [],
         "about": "",
         "fixes": [],
-        "filled": "",
+        "filled": [],
         "held_out": "",
     }
     if not isinstance(values, dict):

@@ -58,8 +58,8 @@ def free_name(folder: Path, name: str) -> str:
     return ""
 
 
-def filled_in(texts: Mapping[str, str], typed: Collection[str]) -> str:
-    """Return in words which fields are filled in for the data at hand; empty if they are the same without data."""
+def filled_in(texts: Mapping[str, str], typed: Collection[str]) -> list[str]:
+    """Return in words which fields are filled in for the data at hand; none that are the same without data."""
     usual = suited_texts(None, {})
     pairs = []
     for key, text in texts.items():
@@ -69,9 +69,7 @@ def filled_in(texts: Mapping[str, str], typed: Collection[str]) -> str:
             shown = TASKS[text] if key == "task" else text
             label = LABELS.get(key) or _CALLED.get(key, key)
             pairs.append(f"{label} = {shown or 'none'}")
-    if not pairs:
-        return ""
-    return f"Filled in for these rows, until you change it: {', '.join(pairs)}"
+    return pairs
 
 
 def _facts(model: str | None, task: str) -> ModelFacts:

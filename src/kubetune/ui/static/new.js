@@ -203,7 +203,7 @@ const lookAt = async (body, questions) => {
 const showRows = (reply, place, buttonsOfData = []) => {
   place.replaceChildren();
   if (reply.about) place.append(element("p", reply.about, "hint"), ...buttonsOfData);
-  if (reply.filled) place.append(element("p", reply.filled, "hint"));
+  if (reply.filled.length) place.append(element("span", "Filled in for these rows, until you change it:", "hint"), ...reply.filled.flatMap((text) => [" ", element("span", text, "chip")]));
   if (reply.rows?.length) place.append(tableOf(reply));
   else place.append(...reply.problems.map((text) => element("p", text, "hint")));
 };
