@@ -107,6 +107,7 @@ def test_measures_of_one_answer(name: str, answer: str, reference: str, score: f
         ("2 1/2", "3 1/2"),
         ("v1.2.3", "v9.2.3"),
         ("H2O", "CO2"),
+        ("72 cm^2", "70 cm^2"),
     ],
 )
 def test_numbers_that_differ_are_not_equal(one: str, other: str) -> None:
@@ -126,6 +127,8 @@ def test_numbers_that_differ_are_not_equal(one: str, other: str) -> None:
         ("1e3", "1000"),
         ("72 km, or **72km**", "72"),
         ("21st", "21"),
+        (r"72\text{ cm}^2", "72"),
+        ("9.8 m/s^2", "9.80"),
         (r"so \boxed{\dfrac{3}{10}}", "3/10"),
         ("6/20", "0.3"),
         (r"-2\frac{1}{2}", "-2.5"),

@@ -164,5 +164,7 @@ _SPELLINGS: Final[tuple[tuple[re.Pattern[str], _Spelling], ...]] = tuple(
         # 5 - 10, 3 / 10, 5 : 4
         (r"(?<=[\d%]) +([-–*/:×÷·+^]) +(?=[$€£]?[.(]?\d)", r"\1"),
         (r"(?<=\d) *([AaPp])\.?[Mm]\b", r"\1m"),
+        # 72 cm^2: the power belongs to the unit.
+        (r"(?<=\d)([ {]*(?:[cdkm]?m|in|ft|yd|mi|units?)(?:/s)?[ }]*)\^\{?[23]\}?(?!\d)", r"\1"),
     )
 )
