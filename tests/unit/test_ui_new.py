@@ -902,6 +902,34 @@ def test_one_asks_a_run_for_what_its_task_gives(
     assert verdict_text({"predicted": 3.5}) == "3.5"
 
 
+def test_held_out_rows_are_offered_to_a_classifier(
+    client: TestClient, values: dict[str, str], tmp_path: Path
+) -> None:
+    from tests.run.test_report_long import write_run
+
+    (tmp_path / "outputs").mkdir()
+    run_dir = write_run(tmp_path / "outputs" / "a", 60)
+    checkpoints.commit(run_dir, checkpoints.State(step=50), lambda folder: None)
+    held_out = tmp_path / "held-out.jsonl"
+    rows = [("a good film", "good"), ("a fine film", "good"), ("no film", "bad"), ("", 3)]
+    held_out.write_text("".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in rows))
+    config = load_config(
+        None,
+        overrides=[
+            f"model.path={MODEL}",
+            f"data.train={values['data.train']}",
+            f"data.eval={held_out}",
+            "task=sequence_classification",
+        ],
+    )
+    (run_dir / "resolved.json").write_text(json.dumps(resolved(config)))
+    page = client.get("/chat?dir=a").text
+    assert re.findall('data-prompt="([^"]+)"', page) == ["a good film", "no film"]
+    assert re.findall("<small>its label: (.+?)</small>", page) == ["good", "bad"]
+    held_out.unlink()
+    assert "data-prompt" not in client.get("/chat?dir=a").text
+
+
 def test_a_new_run_begins_as_an_earlier_one_or_with_the_demo(
     client: TestClient, tmp_path: Path
 ) -> None:

@@ -18,7 +18,14 @@ from kubetune.base import logs
 from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError
 from kubetune.library.results import require_sampling
-from kubetune.ui.chat.opening import ASKING, MOST_PROMPTS, first_of, questions_of, runs_to_talk_to
+from kubetune.ui.chat.opening import (
+    ASKING,
+    MOST_PROMPTS,
+    first_of,
+    questions_of,
+    rows_to_classify,
+    runs_to_talk_to,
+)
 from kubetune.ui.chat.talkers import MOST_MODELS
 from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
 
@@ -41,7 +48,8 @@ def chat(request: Request) -> Response:
     # The command line that does the same.
     run_dir = find_run(site, name)
     words = ["kubetune", "chat", str(run_dir)]
-    verb = ASKING.get(read_config(run_dir).task, "Chat")
+    config = read_config(run_dir)
+    verb = ASKING.get(config.task, "Chat")
     if verb != "Chat":
         words[1] = "generate"
         # The model before training has no classes of these data, and no rewards.
@@ -55,6 +63,8 @@ def chat(request: Request) -> Response:
     # A trial is offered where it was asked for.
     offered = [run for run in listed if run in offered or run["dir"] == chosen]
     questions = questions_of(run_dir) if verb == "Chat" else []
+    if verb == "Classify" and isinstance(config.data.eval, tuple):
+        questions = rows_to_classify(config.data.eval)
     # Of few questions half are left to be asked.
     examples = [asked for asked in questions[: max(1, len(questions) // 2)] if asked.after]
     examples = examples[:MOST_PROMPTS]

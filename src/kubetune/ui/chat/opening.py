@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from kubetune.config.schema.data import SourceConfig
 from kubetune.data.findings import kept_conversations
-from kubetune.errors import EnvironmentFault
+from kubetune.data.reading.examples import Labelled
+from kubetune.data.reading.formats import convert
+from kubetune.data.reading.record_problems import Problems
+from kubetune.data.reading.sources import read_source
+from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.beside.kept_answers import answers_of
 from kubetune.reporting.rendering import turns
 from kubetune.rundir import metrics, shapes
 from kubetune.ui.site import Site
 
 MOST_PROMPTS = 3  # that a page proposes, and as many that it shows with their answers
+_LOOKED_AT = 100  # records of each source in which a row of each class is looked for
 # What one does on the page with a run, by its task; with all others one talks.
 ASKING = {"sequence_classification": "Classify", "reward_model": "Score"}
 
@@ -96,3 +104,20 @@ def _kept(run_dir: Path) -> Iterator[Asked]:
         last = kept.messages[-1] if kept.messages else {}
         if last.get("role") == "user" and isinstance(last.get("content"), str):
             yield Asked(last["content"])
+
+
+def rows_to_classify(sources: Sequence[SourceConfig]) -> list[Asked]:
+    """Return a row of each class from files of held-out rows; none of files that are gone."""
+    rows: dict[str, Asked] = {}
+    with suppress(KubetuneError, OSError):
+        for source in sources:
+            # Data of the hub would have to be fetched.
+            if not os.path.exists(source.path):
+                continue
+            for record in islice(read_source(source, Problems()), _LOOKED_AT):
+                with suppress(ValueError):  # the evaluation has counted it
+                    row = convert(record.value, source.format, source.columns, kind="labelled")
+                    if isinstance(row, Labelled) and row.text and row.second is None:
+                        label = str(row.label)
+                        rows.setdefault(label, Asked(row.text, label))
+    return list(rows.values())
