@@ -220,9 +220,9 @@ window.drawCharts = () => {
   };
 
   const yScale = (index) => (scales.get(index) ? { distr: 3 }
-    // Equal shares, such as zeros, lie on an axis of all shares, and what memory changes by a few bytes is no slope.
+    // Equal shares, such as zeros, lie on an axis of all shares, high ones below the line of 100 %, and what memory changes by a few bytes is no slope.
     : { range: (u, low, high) => (charts[index].unit === "percent" && low === high ? [0, 1]
-      : uPlot.rangeNum(low, charts[index].unit === "bytes" ? Math.max(high, 1.05 * low) : high, 0.06, true)) });
+      : uPlot.rangeNum(low, charts[index].unit === "bytes" ? Math.max(high, 1.05 * low) : charts[index].unit === "percent" && high > 0.8 ? Math.max(1, high) : high, 0.06, true)) });
 
   const draw = (index) => {
     const chart = charts[index];
