@@ -360,8 +360,8 @@ def at_middle(page: Any, chart: int) -> str:
     return str(place.get_attribute("aria-valuetext"))
 
 
-def report_of(run_dir: Path, losses: Sequence[float]) -> Path:
-    """Return the report of a run with these losses, and memory that grows by a few bytes a step."""
+def report_of(run_dir: Path, losses: Sequence[float], evaluations: int = 5) -> Path:
+    """Return the report of a run with these losses, so many evaluations, and memory that grows by a few bytes a step."""
     with (
         (run_dir / metrics.METRICS).open("w") as lines,
         (run_dir / metrics.TIMINGS).open("w") as timings,
@@ -370,7 +370,7 @@ def report_of(run_dir: Path, losses: Sequence[float]) -> Path:
             lines.write(json.dumps({"step": step, "epoch": 1.0, "loss": loss}) + "\n")
             memory = {"peak_memory_bytes": 581_000_000 + 4000 * step}
             timings.write(json.dumps({"step": step, "seconds": 0.5, **memory}) + "\n")
-        for step in (len(losses) // 2, len(losses)):
+        for step in range(len(losses), 0, -len(losses) // evaluations)[::-1]:
             lines.write(json.dumps({"step": step, "epoch": 1.0, "eval_loss": 9.0}) + "\n")
     return write_report([run_dir], run_dir / "page.html")
 
@@ -398,13 +398,17 @@ def test_curves_are_smoothed_in_place_and_short_ones_not_at_all(tmp_path: Path) 
         written = [line for line in page.evaluate("window.written") if line[2]]
         of_memory = [text for chart, text, _ in written if chart == memory and "iB" in text]
         assert len(of_memory) == len(set(of_memory)) > 1
-        # What was held out is joined by a line: between its two points is ink, as on the curve above.
+        # What was held out is joined by a line: between its points is ink, as on the curve above.
         is_ink = """(index) => { const canvas = document.querySelector(`[data-chart="${index}"] canvas`);
           const [w, h] = [canvas.width, canvas.height];
           const column = canvas.getContext("2d").getImageData(Math.round(w * 0.8), 0, 1, h).data;
           const isBlue = [...Array(h).keys()].map((y) => column[4 * y + 2] > column[4 * y] + 60 && column[4 * y + 3] > 60);
           return isBlue.filter((now, y) => now && !isBlue[y - 1]).length; }"""
         assert page.evaluate(is_ink, names.index("Loss")) == 2
+        # Few points are not: between them is nothing that was measured.
+        few = report_of(run_dir, [200.0 - step for step in range(1, 101)], evaluations=2)
+        browser.show(page, few)
+        assert page.evaluate(is_ink, names.index("Loss")) == 1
         browser.show(page, report_of(run_dir, [200.0 - step for step in range(1, 41)]))
         said = at_middle(page, names.index("Loss"))
         assert "training loss 1" in said

@@ -84,7 +84,7 @@ window.drawCharts = () => {
     return longest > 3 ? [1, "h"] : longest > 0.05 ? [60, "min"] : [3600, "s"];
   };
 
-  const [leastSmoothed, mostPoints, mostPale] = [50, 40, 6];
+  const [leastSmoothed, leastJoined, mostPoints, mostPale] = [50, 5, 40, 6];
   // The lines of a chart as they are drawn now: smoothed, and of these after all others the values themselves, pale.
   const linesOf = (chart) => {
     const lines = chart.lines.map((line, i) => {
@@ -112,7 +112,7 @@ window.drawCharts = () => {
     }));
   };
 
-  // Points of a second measure are hollow, and the line that joins points beside a curve is pale: it draws what nobody measured.
+  // Points of a second measure are hollow, and the line that joins some points beside a curve is pale, that of few none: nobody measured it.
   const series = (line, isHidden) => {
     const stroke = ofLine(line);
     const dash = line.isPoints ? [] : dashes[(line.dash ?? 0) % dashes.length];
@@ -120,7 +120,7 @@ window.drawCharts = () => {
     switch (line.kind) {
       case "pale": return { ...common, stroke: `${stroke}48`, width: 1, dash: [], points: { show: false } };
       case "edge": return { ...common, stroke: "transparent", width: 0, points: { show: false } };
-      case "points": return { ...common, ...(line.isBeside ? { stroke: `${stroke}70`, width: 1 } : { width: 1.5 }),
+      case "points": return { ...common, ...(line.isBeside ? { stroke: knownOf(line.values) < leastJoined ? "transparent" : `${stroke}70`, width: 1 } : { width: 1.5 }),
         points: { show: line.isPoints, size: 8, width: 2, stroke, fill: line.mark && line.dash ? colour("--panel") : stroke } };
       default: return common;
     }
