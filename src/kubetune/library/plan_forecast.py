@@ -11,7 +11,6 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.config.schema import Config
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.other_splits import other_splits
 from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data, taken_by
 from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
@@ -88,12 +87,7 @@ class PlanForecast:
         for text in self.choices:
             yield "chosen here", text
         yield from cost_text.lines(self.config, self.plan, self.costs, self.changes)
-        most_lost = self.config.data.max_lost_share
-        # Names of files say this of data that are too many to look at, too.
-        if self.findings is None:
-            for finding in other_splits(self.config.data.train):
-                yield "data", f"warning: {finding.line}"
-        for text in plan_text.on_data(self.lengths, self.findings, most_lost):
+        for text in plan_text.on_data(self.lengths, self.findings, self.config.data):
             yield "data", text
 
     def to_json(self) -> dict[str, Any]:

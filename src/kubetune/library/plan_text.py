@@ -14,6 +14,7 @@ from kubetune.config.schema.model import LoraConfig
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.config.starting_values import FEWEST_ROWS_OF_A_STEP
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
+from kubetune.data.findings.other_splits import other_splits
 from kubetune.data.inspect.estimate import is_upper_bound, makes_data
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.k8s.run_names import OUTPUTS, run_name
@@ -33,21 +34,21 @@ class _Rows(NamedTuple):
 
 
 def on_data(
-    lengths: Lengths | None, findings: Sequence[Finding] | None, most_lost: float
+    lengths: Lengths | None, findings: Sequence[Finding] | None, data: DataConfig
 ) -> Iterator[str]:
-    """Yield a line on each finding about the data, or on how many rows nobody has looked at.
-
-    `most_lost`: share of the records that may be left out.
-    """
+    """Yield a line on each finding about the data, or on how many rows nobody has looked at."""
     # A plan looks at all rows only where there are few of them.
     if findings is None:
+        # Names of files say this of any number of rows.
+        for finding in other_splits(data.train):
+            yield f"warning: {finding.line}"
         looked = "not looked at"
         if lengths is not None:
             first = f"the first {counted(lengths.sampled, 'record')}"
-            if lengths.lost_share > most_lost:
+            if lengths.lost_share > data.max_lost_share:
                 yield (
                     f"warning: {lengths.lost_share:.0%} of {first} would be left out, and data.max_lost_share "
-                    f"allows {most_lost:.0%} of all"
+                    f"allows {data.max_lost_share:.0%} of all"
                 )
             looked = f"not all looked at, only {first}"
         yield f"{looked}; `kubetune data check` looks at all"

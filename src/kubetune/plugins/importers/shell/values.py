@@ -204,8 +204,7 @@ class Values:
         """Return the result of $(expr 64 / $N) where N is known, and any other $(command) as it is written."""
         commands = node.named_children
         if len(commands) == 1 and commands[0].type == "command":
-            words = self.words(commands[0].named_children)
-            texts = [word.text for word in words]
+            texts = [word.text for word in self.words(commands[0].named_children)]
             number = calculated(" ".join(texts[1:]))
             # `expr 10/2` is a text, since its signs need spaces around them.
             is_split = all(len(text) == 1 or text.lstrip("-").isdigit() for text in texts[1:])
@@ -221,9 +220,7 @@ class Values:
 
         def value_of(match: re.Match[str]) -> str:
             value = self.get(match[1] or match[2])
-            if isinstance(value, str):
-                return value
-            return match[0]
+            return value if isinstance(value, str) else match[0]
 
         return calculated(_NAME_IN_A_CALCULATION.sub(value_of, text))
 
