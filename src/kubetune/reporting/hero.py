@@ -99,7 +99,7 @@ def _hero(run: RunRecord) -> Hero | None:
         sure=sureness(run, shown),
         is_worse=shown.is_worse,
         beside=_beside(run, shown),
-        curve=_with_teacher(_best_curve(run, shown.name), taught),
+        curve=_with_teacher(_with_best(_best_curve(run, shown.name), shown), taught),
         example=_example(run, shown.name),
         scale=shown.on_scale,
         guess=yardstick,
@@ -125,6 +125,14 @@ def _yardstick(run: RunRecord, name: str, taught: float | None) -> tuple[int, st
     if taught is not None:
         return round(100 * taught), f"teacher {share(taught)}"
     return _guess(run, name)
+
+
+def _with_best(drawn: Chart | None, shown: Measured) -> Chart | None:
+    """Return the curve of the point with a mark at the checkpoint that its user gets."""
+    if drawn is None or full_name(drawn.name) != shown.name:
+        return drawn
+    best = Series([shown.step], [shown.after])
+    return replace(drawn, lines=[*drawn.lines, Line("best checkpoint", best, 2, kind="points")])
 
 
 def _with_teacher(drawn: Chart | None, taught: float | None) -> Chart | None:
