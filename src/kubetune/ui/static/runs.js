@@ -92,7 +92,7 @@ if (choice) {
   group.addEventListener("change", () => { kept.group = group.value; keep(); });
   const shownColumns = () => {
     columns.replaceChildren();
-    for (const head of document.querySelectorAll(".runs-table thead [data-label]")) {
+    for (const head of [...document.querySelectorAll(".runs-table thead [data-label]")].filter((one) => one.hidden || one.offsetParent)) {
       const name = head.dataset.label;
       const label = document.createElement("label");
       const box = Object.assign(document.createElement("input"), { type: "checkbox", checked: !kept.hidden.includes(name) });
@@ -105,8 +105,8 @@ if (choice) {
       columns.append(label);
     }
   };
-  shownColumns();
   arrange();
+  shownColumns();
   showCurves();
   find.addEventListener("input", arrange);
   // After a run has changed.
