@@ -196,10 +196,13 @@ def _with_sweeps(
     for row in rows:
         if row["sweep"] in trials:
             trials[row["sweep"]].append(row)
-    by_dir = {sweep["dir"]: sweep for sweep in sweeps}
+    by_dir = {}
+    for sweep in sweeps:
+        began = [row["started"] for row in trials[sweep["dir"]] if row["started"]]
+        by_dir[sweep["dir"]] = {**sweep, "started": min(began, default=None)}
     entries = []
     if not is_filtered:
-        entries = [sweep for sweep in sweeps if not trials[sweep["dir"]]]
+        entries = [sweep for name, sweep in by_dir.items() if not trials[name]]
     for row in rows:
         if row["sweep"] not in trials:
             entries.append(row)
