@@ -169,7 +169,12 @@ def shown(
     chosen = slice(0, row.second or len(row.ids))
     pieces, shown_tokens = _pieces(row, chosen, tokenizer, rejected=False)
     if row.second:
-        rejected = slice(row.second, len(row.ids))
+        # What both are answers to is shown once.
+        asked = row.trained.find(1)
+        begin = row.second + asked
+        is_same = list(row.ids[:asked]) == list(row.ids[row.second : begin])
+        repeated = asked if is_same and not any(row.trained[row.second : begin]) else 0
+        rejected = slice(row.second + repeated, len(row.ids))
         more_pieces, more_tokens = _pieces(
             row,
             rejected,
@@ -177,7 +182,7 @@ def shown(
             rejected=True,
         )
         pieces += more_pieces
-        shown_tokens += more_tokens
+        shown_tokens += repeated + more_tokens
 
     return {
         "why": why,
