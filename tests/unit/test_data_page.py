@@ -92,6 +92,7 @@ def test_what_the_terminal_says_of_the_data_stands_at_the_top_of_the_page(
     assert code == 0
     look = html.unescape(page.split('<section id="look">')[1].split("</section>")[0])
     assert "the model was trained on at most 32 positions" in look
+    look = re.sub("</?code>", "`", re.sub("</?span[^>]*>", "", look))
     assert "it is trained without the chat template that `chat` and `generate` use" in look
     cli.main(["data", "check", str(tmp_path / "run.yaml")])
     terminal = capsys.readouterr().out

@@ -27,6 +27,7 @@ from kubetune.config.consent import CODE
 from kubetune.config.load import load_config
 from kubetune.config.resolved import resolved
 from kubetune.errors import USER
+from kubetune.reporting.look.line_breaks import spans
 from kubetune.rundir import checkpoints
 from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.ui import jobs
@@ -36,7 +37,7 @@ from kubetune.ui.form.fixes import as_run_name, field_of
 from kubetune.ui.form.form_fields import form
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
-from kubetune.ui.site import Site, spans
+from kubetune.ui.site import Site
 from tests import browser
 
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"

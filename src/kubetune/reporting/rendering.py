@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
 from kubetune.reporting.look.differing_words import compared_with
-from kubetune.reporting.look.line_breaks import code_lines, unbroken, whole_words
+from kubetune.reporting.look.line_breaks import code_lines, spans, unbroken, whole_words
 from kubetune.reporting.look.metric_values import interval, label_of, measured
 from kubetune.reporting.look.style import favicon, style, text_of
 from kubetune.rundir.intervals import p_in_words
@@ -71,6 +71,7 @@ FILTERS = (
     place,
     share,
     size,
+    spans,
     turns,
     unbroken,
     whole_words,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,14 +13,12 @@ from typing import Any, Self
 
 from anyio import to_thread
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 from kubetune.errors import ConfigError, KubetuneError
-from kubetune.reporting.look.line_breaks import whole_words
 from kubetune.reporting.rendering import environment
 from kubetune.rundir.machine import versions
 from kubetune.ui.chat.talkers import Talkers
@@ -60,20 +57,7 @@ class Site:
 def templates() -> Environment:
     """Return the templates of the site and of reports. The site's come first, such as `base.html`."""
     # A page of a report that extends `base.html` gets the site's head and links in this way.
-    jinja = environment(PackageLoader("kubetune.ui", "templates"))
-    jinja.filters["spans"] = spans
-    return jinja
-
-
-def spans(text: str) -> Markup:
-    """Return a text as HTML, in which words between backticks are code."""
-    parts = []
-    for index, part in enumerate(re.split("`([^`]+)`", text)):
-        is_code = index % 2 == 1
-        parts.append(
-            Markup("<code>{}</code>").format(whole_words(part)) if is_code else escape(part)
-        )
-    return Markup().join(parts)
+    return environment(PackageLoader("kubetune.ui", "templates"))
 
 
 def site_of(request: Request) -> Site:

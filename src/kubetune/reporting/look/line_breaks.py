@@ -45,3 +45,14 @@ def code_lines(text: str) -> Markup:
         for line in text.rstrip("\n").split("\n")
     ]
     return Markup().join(lines)
+
+
+def spans(text: str) -> Markup:
+    """Return a text as HTML, in which words between backticks are code."""
+    parts = []
+    for index, part in enumerate(re.split("`([^`]+)`", text)):
+        is_code = index % 2 == 1
+        parts.append(
+            Markup("<code>{}</code>").format(whole_words(part)) if is_code else escape(part)
+        )
+    return Markup().join(parts)
