@@ -30,7 +30,7 @@ const start = () => {
   };
   if (talk.dataset.atOnce !== undefined) open();
   let asking = null;
-  const allow = (may) => { byId("text").disabled = !may; byId("send").disabled = !may; if (may) byId("text").focus(); };
+  const allow = (may) => { byId("text").disabled = byId("send").hidden = !may; byId("stop-answer").hidden = may; if (may) byId("text").focus(); };
   const forget = () => sides.forEach((side) => { side.messages = []; side.turns.replaceChildren(); });
 
   const bubble = (side, kind, text) => {
@@ -81,14 +81,12 @@ const start = () => {
     if (!text || asking || byId("text").disabled) return;
     byId("text").value = "";
     open();
-    // What the evaluation asked is no part of the talk.
-    if (!sides.some((side) => side.messages.length)) forget();
+    // What the evaluation asked stays in sight, and is no part of the talk.
+    for (const side of sides) if (side.turns.firstChild && !side.messages.length) bubble(side, "note", "asked by you, without what is above");
     asking = new AbortController();
     allow(false);
-    byId("stop-answer").hidden = false;
     await Promise.all(sides.map((side) => ask(side, text, asking.signal)));
     asking = null;
-    byId("stop-answer").hidden = true;
     allow(true);
   };
   byId("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
