@@ -94,7 +94,7 @@ UNTRIED: dict[str, tuple[str, ...]] = {
         "mllama", "moshi", "musicgen", "musicgen_melody", "phi4_multimodal", "qwen4_exp",
     ),
     "drafts for another model, which they cannot run without": ("gemma4_assistant", "gemma4_unified_assistant"),
-    "of which the language model alone was tried: one sequence at a time, as its attention has a mask of its own": (
+    "of which only the language model was tried: one sequence at a time, as its attention has a mask of its own": (
         "glm5_next",
     ),
     "bytes in patches, with a model of its own to cut them": ("blt",),

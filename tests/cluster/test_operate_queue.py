@@ -7,6 +7,7 @@ from typing import Any
 
 from kubetune.k8s.cluster import kueue
 from tests.cluster.operation import Desk
+from tests.ranks import wait_until
 
 TRAINERS = "app.kubernetes.io/component=trainer"
 SCRIPT = "trap 'touch /outputs/saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"
@@ -149,9 +150,11 @@ def test_a_run_that_waits_says_what_its_queue_says(desk: Desk) -> None:
 def test_what_is_urgent_takes_the_quota_of_a_run_which_then_goes_on(desk: Desk) -> None:
     """Both say why they wait, in the words of Kueue, and none of the one's pods runs while the other has the quota."""
     queue(desk, cpus="1500m")
-    ending = SCRIPT.replace("while :;", "while [ ! -e /outputs/end ];")
+    ending = SCRIPT.replace("while :;", "touch /outputs/up; while [ ! -e /outputs/end ];")
     desk.submit_script(ending, kubernetes__queue="gpu", compute__nodes=1)
     desk.cluster.wait_ready("fit", pods=1)
+    # From here on the script saves if it is asked to stop.
+    wait_until((desk.cluster.claim_folder("fit-outputs") / "up").exists)
     desk.submit_script(
         ending,
         name="now",

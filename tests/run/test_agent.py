@@ -249,7 +249,8 @@ def test_process_1_of_a_container_heeds_sigterm(tmp_path: Path, start: Start) ->
         text=True,
     ) as outer:
         assert outer.stdout is not None
-        assert outer.stdout.readline().startswith("started 0")
+        # A busy machine says first that the agent is still starting.
+        assert any(line.startswith("started 0") for line in outer.stdout)
         (process_1,) = processes.children(outer.pid)
         os.kill(process_1, signal.SIGTERM)
         assert outer.wait(60) == 143
