@@ -51,6 +51,11 @@ OTHER_TEXTS: Final = (".html", ".md", ".yaml", ".yml")
 _HUB_ID: Final = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:#\d+)?")
 
 
+def without_sample(path: str) -> str:
+    """Return the path that a source names: `train.jsonl` for `train.jsonl#64`, its first 64 records."""
+    return re.sub(r"#\d+$", "", path)
+
+
 def ending_of(path: str | PurePath) -> str:
     """Return the ending that says how a file is read: `.jsonl` for `x.JSONL` and for `x.jsonl.gz`."""
     path = PurePath(path)

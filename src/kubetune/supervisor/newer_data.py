@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from kubetune.config.data_files import without_sample
 from kubetune.config.schema import SourceConfig
 
 
@@ -14,10 +14,10 @@ def written_since(sources: Iterable[SourceConfig], ending: Path) -> str:
     """Return the first file of sources that is newer than the file about a run's end; empty if none is here."""
     ended = ending.stat().st_mtime
     for source in sources:
-        # `train.jsonl#64` means the first records of train.jsonl. The pattern of a path is the path.
-        path = Path(re.sub(r"#\d+$", "", source.path)).expanduser()
-        found = [Path(name) for name in glob.glob(str(path), recursive=True)] or [path]
-        for place in found:
+        # The pattern of a path is the path.
+        path = Path(without_sample(source.path)).expanduser()
+        places = [Path(name) for name in glob.glob(str(path), recursive=True)] or [path]
+        for place in places:
             for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
                 if file.is_file() and file.stat().st_mtime > ended:
                     return str(file)

@@ -35,6 +35,7 @@ from kubetune.config.data_files import (
     is_packed_otherwise,
     is_read,
     readable_endings,
+    without_sample,
 )
 from kubetune.config.schema import SourceConfig
 from kubetune.data.reading.files.columnar import without_nulls
@@ -185,7 +186,7 @@ def names_of(sources: Sequence[SourceConfig]) -> tuple[str, ...]:
     """
     paths = []
     for source in sources:
-        path = re.sub(r"#\d+$", "", source.path)
+        path = without_sample(source.path)
         paths.append(PurePath(path, source.subset or "", source.split.replace("train", "")))
 
     names: list[str] = []

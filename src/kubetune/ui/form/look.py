@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.faults import known
+from kubetune.config.data_files import without_sample
 from kubetune.config.schema import SourceConfig
 from kubetune.data.proposed.proposal import Proposal
 from kubetune.data.proposed.proposing import propose
@@ -114,8 +114,8 @@ def _shown(records: Sequence[Record], proposal: Proposal) -> dict[str, Any]:
 
 
 def _file_of(path: str) -> str:
-    """Return the file of a source: `train.jsonl#64` means the first 64 records of `train.jsonl`."""
-    return os.path.expanduser(re.sub(r"#\d+$", "", path))
+    """Return the file of a source."""
+    return os.path.expanduser(without_sample(path))
 
 
 def _short(value: Any) -> str:
