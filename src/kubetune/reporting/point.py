@@ -16,7 +16,7 @@ from kubetune.rundir import metrics
 from kubetune.rundir.intervals import highest_p, mean_interval, p_in_words, wilson
 
 # p-values below this are told as certain; beyond it, the difference may be chance.
-_CERTAIN = 0.05
+CERTAIN = 0.05
 # Metrics of answers of which each is right or wrong.
 RIGHT_OR_WRONG = ("exact_match", "contains", "regex", "numeric", "label", "json_valid")
 _ROUNDING = 1e-6  # of a number of rows
@@ -212,7 +212,7 @@ def _test(shown: Measured, unit: str) -> str:
     """Return the test of a difference in words, "" if there is none. `unit`: what its rows are called."""
     line = shown.test or {}
     text = test_in_words(line)
-    if text and line["p_value"] >= _CERTAIN:
+    if text and line["p_value"] >= CERTAIN:
         text = f"may be chance: {text}"
     if text and line.get("rows"):
         text += f" on {counted(line['rows'], f'held-out {unit}')}"

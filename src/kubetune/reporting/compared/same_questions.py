@@ -9,12 +9,11 @@ from typing import Any
 from kubetune.base.humanize import counted
 from kubetune.reporting.beside.kept_answers import answers_of, even
 from kubetune.reporting.look.metric_values import label_of
-from kubetune.reporting.point import RIGHT_OR_WRONG
+from kubetune.reporting.point import CERTAIN, RIGHT_OR_WRONG
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.intervals import mcnemar, p_in_words
 
 _MOST_SHOWN = 6  # of a group
-_CERTAIN = 0.05
 
 Line = Mapping[str, Any]
 
@@ -53,7 +52,7 @@ class SameQuestions:
     @property
     def is_certain(self) -> bool:
         """True if two runs differ by more than chance."""
-        return mcnemar(*self.alone) < _CERTAIN
+        return mcnemar(*self.alone) < CERTAIN
 
     @property
     def test(self) -> str:
@@ -64,14 +63,14 @@ class SameQuestions:
     def groups(self, names: Sequence[str]) -> list[Group]:
         """Return the questions that some runs answered right and others wrong."""
         if len(names) > 2:
-            told = {"Right in some, wrong in others": set[tuple[bool, ...]]()}
+            outcomes = {"Right in some, wrong in others": set[tuple[bool, ...]]()}
         else:
-            told = {
+            outcomes = {
                 f"Right in {names[0]} alone": {(True, False)},
                 f"Right in {names[1]} alone": {(False, True)},
             }
         shown = []
-        for title, wanted in told.items():
+        for title, wanted in outcomes.items():
             entries = []
             for lines in self.questions:
                 right = tuple(map(self.is_right, lines))
