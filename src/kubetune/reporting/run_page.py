@@ -202,9 +202,9 @@ def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
         rows.append((name, shaded, row[index] / of_class if sum(row) else None))
         right += row[index]
         total += sum(row)
-        for said, (count, part) in zip(names, shaded, strict=True):
-            if said != name and count:
-                wrong.append((name, said, count, part))
+        for predicted, (count, part) in zip(names, shaded, strict=True):
+            if predicted != name and count:
+                wrong.append((name, predicted, count, part))
 
     wrong.sort(key=lambda confusion: -confusion[2])
     return {

@@ -52,7 +52,7 @@ def read_otherwise(data: DataConfig) -> Iterator[Finding]:
         keys = [] if first.format == "auto" else [f"format: {first.format}"]
         if first.columns:
             keys.append(in_yaml(first.columns))
-        said = ", ".join(keys)
-        sentence = f"eval: {place(source.path)} is read by the names of its keys, and data.train with `{said}`"
-        advice = f"Give `data.eval: {{path: {place(source.path)}, {said}}}` if both have the same columns"
+        as_given = ", ".join(keys)
+        sentence = f"eval: {place(source.path)} is read by the names of its keys, and data.train with `{as_given}`"
+        advice = f"Give `data.eval: {{path: {place(source.path)}, {as_given}}}` if both have the same columns"
         yield Finding("read_otherwise", "warning", "eval", sentence, advice=advice)

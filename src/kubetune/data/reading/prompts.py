@@ -119,8 +119,8 @@ def _with_last_turn(
     last = turns[-1]
     others = []
     if last.get("role", last.get("from")) in _ASSISTANTS:
-        said = last.get("content", last.get("value"))
-        if answer is None or said == answer:
+        last_text = last.get("content", last.get("value"))
+        if answer is None or last_text == answer:
             return Answered(value)
         turns = turns[:-1]
         others.append(f"{key}[-1]")

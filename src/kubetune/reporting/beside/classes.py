@@ -1,4 +1,4 @@
-"""The classes of a classifier as the point of its run shows them: how well each is told, the worst first."""
+"""The classes of a classifier as the point of its run shows them: how well each is bars, the worst first."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def classes_of(run: RunRecord) -> Classes | None:
         matrix = zip(run.evaluation["names"], run.evaluation["confusion"], strict=True)
         counts = {str(name): sum(row) for name, row in matrix}
         names = sorted(counts, key=lambda name: (name not in by_f1, by_f1.get(name)))
-        told = [
+        bars = [
             (name, by_f1[name], share(by_f1[name]), counted(counts[name], "row"))
             if name in by_f1
             else (name, 0.0, "–", "no rows")
             for name in names
         ]
-        return Classes("F1 by class, the lowest first", told[:_MOST], len(told[_MOST:]))
+        return Classes("F1 by class, the lowest first", bars[:_MOST], len(bars[_MOST:]))
     train = (run.data.get("splits") or {}).get("train") or {}
     classes: Mapping[str, int] = train.get("classes") or {}
     labels = sum(classes.values())
     if not labels:
         return None
     by_count = sorted(classes.items(), key=lambda item: item[1])
-    told = [
+    bars = [
         (name, count / labels, share(count / labels), counted(count, "row"))
         for name, count in by_count
     ]
     title = "Training rows by class; Evaluate tells the F1 of each"
-    return Classes(title, told[:_MOST], len(told[_MOST:]))
+    return Classes(title, bars[:_MOST], len(bars[_MOST:]))
 
 
 def f1_by_class(evaluation: Mapping[str, Any]) -> dict[str, float]:

@@ -72,8 +72,8 @@ def answers_so_far(run: RunRecord) -> list[tuple[str, str]]:
     first, now = max(pairs, key=lambda pair: _sum(pair[1]) - _sum(pair[0]))
     spoken = turns(first["prompt"])
     asked = spoken[-1]["content"] if spoken else first["prompt"]
-    told = [("asked", asked), ("before", first["answer"])]
-    return [*told, ("now", now["answer"])] if last else told
+    labelled = [("asked", asked), ("before", first["answer"])]
+    return [*labelled, ("now", now["answer"])] if last else labelled
 
 
 def _sum(line: dict[str, Any]) -> float:

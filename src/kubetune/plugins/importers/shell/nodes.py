@@ -47,10 +47,10 @@ def parsed(text: str) -> Node:
                 joints += range(match.start(1), match.end(), 2)
         if joints != before:
             continue
-        found = set(_open_ends(tree, source, joints)) - ends
-        if not found:
+        new_ends = set(_open_ends(tree, source, joints)) - ends
+        if not new_ends:
             break
-        ends |= found
+        ends |= new_ends
     return tree
 
 
