@@ -37,14 +37,22 @@ class NamedFiles(NamedTuple):
         return (*self.validation, *self.test)
 
     def path_of(self, files: Sequence[str]) -> str:
-        """Return a path or pattern that means these files and no others; empty if none does."""
+        """Return a path or pattern that means these files and no others; empty if none does.
+
+        In the folder `d`:
+        train.jsonl                          →  d/train.jsonl
+        test/a.csv, test/b.csv               →  d/test, if no other file is in it
+        train-0.parquet, train-1.parquet     →  d/train*.parquet, if it matches no other file
+        a/train.csv, b/train.csv             →  nothing
+        """
         if len(files) == 1:
             return os.path.join(self.folder, files[0])
         if not files or glob.has_magic(self.folder):
             return ""
         every = (*self.train, *self.held_out, *self.others)
         parent = os.path.commonpath(files)
-        if parent and {file for file in every if file.startswith(f"{parent}/")} == set(files):
+        in_parent = {file for file in every if file.startswith(f"{parent}/")}
+        if parent and in_parent == set(files):
             return os.path.join(self.folder, parent)
         if len({os.path.dirname(file) for file in files}) > 1:
             return ""
