@@ -45,6 +45,14 @@ def opened(errors: list[str]) -> Iterator[Page]:
         browser.close()
 
 
+def enter(page: Page, address: str, token: str) -> None:
+    """Open a server by its token, at the end the page of runs."""
+    page.goto(f"{address}/?token={token}")
+    # The page that sets the cookie goes on to the runs by itself. Whatever is opened before that would
+    # be interrupted by it.
+    page.wait_for_url(f"{address}/")
+
+
 def unmarked(page: str) -> str:
     """Return the text of a page without its marks of words in which no line ends."""
     return re.sub('<span class="whole">(.*?)</span>', r"\1", page)

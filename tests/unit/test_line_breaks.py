@@ -55,8 +55,7 @@ def test_a_phone_breaks_code_at_spaces_and_indents_what_wraps(tmp_path: Path) ->
     (run_dir / "logs" / "rank-0.log").write_text(f"{line}\n")
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         browser.show(page, f"{address}/run?dir=first#answers", 390)
         answer = page.locator("#answers .answers").first
         assert COMMAND in answer.inner_text()

@@ -435,8 +435,7 @@ def served(folder: Path) -> Iterator[str]:
 def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
     errors = list[str]()
     with browser.opened(errors) as page:
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         for path in (
             "/run?dir=first",
             "/compare?dir=first&dir=second",
@@ -505,8 +504,7 @@ def test_a_live_page_keeps_its_curve_and_what_is_ticked(tmp_path: Path) -> None:
 
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         page.get_by_label("Choose live").check()
         page.locator("#pane .chart canvas").first.wait_for()
         go_on(61)
@@ -539,8 +537,7 @@ def test_the_first_curve_and_the_first_evaluation_come_without_a_reload(tmp_path
     (run_dir / "logs" / "rank-0.beat.json").write_text(json.dumps({**beat, **times}))
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         browser.show(page, f"{address}/run?dir=live")
         page.evaluate("window.isSamePage = true")
         assert page.locator(".hero").count() == 0
@@ -579,8 +576,7 @@ def test_a_phone_has_room_for_a_finger(tmp_path: Path) -> None:
         assert first.context.browser is not None
         phone = first.context.browser.new_context(viewport=size, has_touch=True, is_mobile=True)
         page = phone.new_page()
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         assert page.get_by_text("no such column: answer").is_visible(), "the reason is in the row"
         for path in ("/", "/run?dir=good", "/compare?dir=good&dir=bad", "/data", "/new", "/chat"):
             page.goto(f"{address}{path}")

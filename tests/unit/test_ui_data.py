@@ -197,7 +197,7 @@ def test_what_is_folded_keeps_its_remark_apart_for_a_finger_too(folder: Path) ->
                 viewport=size, has_touch=has_touch, is_mobile=has_touch
             )
             page = phone.new_page()
-            page.goto(f"{address}/?token={test_ui.TOKEN}")
+            browser.enter(page, address, test_ui.TOKEN)
             page.goto(f"{address}/data?file=first.yaml")
             assert page.evaluate(gap) > 3, has_touch
             phone.close()

@@ -36,8 +36,7 @@ def test_a_pair_is_offered_and_compare_says_what_it_waits_for(tmp_path: Path) ->
         (run_dir / "exit.json").write_text(json.dumps(ended))
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         browser.show(page, f"{address}/compare", 390)
         offered = page.locator("#pairs a")
         assert [link.get_attribute("href") for link in offered.all()] == [
@@ -70,8 +69,7 @@ def test_what_there_is_to_a_chat_is_in_one_line_on_a_phone(tmp_path: Path) -> No
         write_run(tmp_path / "a", 60), checkpoints.State(step=60), lambda folder: None
     )
     with served(tmp_path) as address, browser.opened([]) as page:
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         for width in (390, 1280):
             browser.show(page, f"{address}/chat", width)
             assert is_in_one_row(page, ".of-talk > .toolbar > *"), width
@@ -85,8 +83,7 @@ def test_what_there_is_to_a_chat_is_in_one_line_on_a_phone(tmp_path: Path) -> No
 def test_what_is_wrong_in_a_form_stays_in_sight_on_a_phone(tmp_path: Path) -> None:
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:
-        page.goto(f"{address}/?token={TOKEN}")
-        page.wait_for_url(f"{address}/")
+        browser.enter(page, address, TOKEN)
         browser.show(page, f"{address}/new", 390)
         page.locator("#held-out", has_text="5 % of the rows").wait_for()
         page.fill("[name='name']", "a b")
