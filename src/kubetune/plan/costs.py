@@ -137,7 +137,7 @@ def costs_of(
     rate = None if bill is None else bill.tokens_per_second
     reference_hours = cost.reference_hours(config.task, config.preference, config.lora, plan, rate)
     if config.task == "distill" and config.distill.keeps_teacher:
-        teacher = _teacher(config, environ)
+        teacher = _weights_of(config.teacher_path, environ)
         reference_hours = cost.teacher_hours(work, weights, teacher, plan, rate)
     return Costs(
         weights=weights,
@@ -162,16 +162,8 @@ def work_of(config: Config, plan: Plan, environ: Mapping[str, str]) -> RankWork:
     """Return the work of a rank on the longest rows that are allowed, with the teacher that its steps ask."""
     teacher = None
     if config.task == "distill" and not config.distill.keeps_teacher:
-        teacher = _teacher(config, environ)
+        teacher = _weights_of(config.teacher_path, environ)
     return replace(RankWork.of(config, plan), teacher=teacher)
-
-
-def _teacher(config: Config, environ: Mapping[str, str]) -> Weights | None:
-    """Return the weights of the teacher; None if they are not here, or on servers."""
-    path = config.distill.model
-    if config.has_served_teacher:
-        path = None
-    return _weights_of(config.model.path if path == ITSELF else path, environ)
 
 
 def changes_that_fit(
@@ -206,10 +198,10 @@ def _with_other_models(
     """
     paths = [reward.reward_model or reward.teacher for reward in config.rewards]
     memory = _with_others(memory, "models that reward answers", paths, plan.device, environ)
-    teacher = None if config.has_served_teacher else config.distill.model
-    if teacher == ITSELF:
-        # The same model with its adapter off, or a second one.
-        teacher = None if config.lora else config.model.path
+    teacher = config.teacher_path
+    if config.distill.model == ITSELF and config.lora:
+        # The same model with its adapter off.
+        teacher = None
     ranks = config.training.ranks_of_copy(plan.world_size) if is_sharded else 1
     return _with_others(memory, "teacher", [teacher], plan.device, environ, ranks)
 

@@ -107,6 +107,13 @@ class RunFacts(RunSections):
         return self.task == "distill" and (bool(self.distill.urls) or self.has_samplers)
 
     @property
+    def teacher_path(self) -> str | None:
+        """Return the path or hub id of the teacher. None without one, or if it is asked on servers."""
+        if self.has_served_teacher:
+            return None
+        return self.model.path if self.distill.model == ITSELF else self.distill.model
+
+    @property
     def drawing(self) -> GrpoConfig:
         """Return how answers are drawn."""
         return self.distill.drawing if self.task == "distill" else self.grpo
