@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from kubetune.base.yaml_reader import read_entries
+from kubetune.config.schema import DataConfig, RewardConfig
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir import metrics
@@ -21,6 +23,7 @@ from kubetune.ui.site import Site
 _AROUND = 2  # lines before and after the one that is meant
 _MOST_LINES = 100_000  # of a file that are looked through
 _MOST_CHARACTERS = 300  # of a line that are shown
+_NOWHERE: Final[Mapping[str, Any]] = MappingProxyType({"file": "", "lines": [], "at": None})
 
 
 def failure_of(run: RunRecord, reason: str) -> dict[str, Any]:
@@ -37,46 +40,56 @@ def failure_of(run: RunRecord, reason: str) -> dict[str, Any]:
     return {"title": title.rstrip("."), "more": "\n".join(texts), **_place(run, reason)}
 
 
-def _place(run: RunRecord, reason: str) -> dict[str, Any]:
+def _place(run: RunRecord, reason: str) -> Mapping[str, Any]:
     """Return a file, a few lines of it and the number of the one that is meant; no lines if there is none."""
-    data = run.config.data
+    # data/train.jsonl:12: no column answer
     in_data = re.match(r"(.+?):(\d+): ", reason)
-    if in_data is not None:
-        # Only data of the run: a reason may come with a run of somebody else, and name any file.
-        for source in (*data.train, *_sources(data.eval)):
-            path, _, _ = source.path.partition("#")
-            if path == in_data[1]:
-                return _lines(Path(path), int(in_data[2]))
+    if in_data is not None and in_data[1] in _files_of_data(run.config.data):
+        return _lines(Path(in_data[1]), int(in_data[2]))
+
     # File "rewards.py", line 6, in graded
     in_code = re.search(r'File "(.+?)", line (\d+)', reason)
-    if in_code is not None:
-        for reward in run.config.rewards:
-            if reward.file is not None and str(reward.file) == in_code[1]:
-                return _lines(Path(in_code[1]), int(in_code[2]))
+    if in_code is not None and in_code[1] in _files_of_rewards(run.config.rewards):
+        return _lines(Path(in_code[1]), int(in_code[2]))
+
+    # data.max_length: expected at least 1
     key = re.match(r"([a-z_]+(?:\.[a-z_0-9]+)*): ", reason)
     if key is not None:
         return _of_key(run.path, key[1])
-    return {"file": "", "lines": [], "at": None}
+    return _NOWHERE
 
 
-def _of_key(run_dir: Path, key: str) -> dict[str, Any]:
+# A reason may come with a run of somebody else, and name any file: only files of the run are shown.
+
+
+def _files_of_data(data: DataConfig) -> set[str]:
+    sources = list(data.train)
+    # Rows that are held out may be a share of the others.
+    if isinstance(data.eval, (list, tuple)):
+        sources.extend(data.eval)
+    return {source.path.partition("#")[0] for source in sources}
+
+
+def _files_of_rewards(rewards: Sequence[RewardConfig]) -> set[str]:
+    return {str(reward.file) for reward in rewards if reward.file is not None}
+
+
+def _of_key(run_dir: Path, key: str) -> Mapping[str, Any]:
     """Return where the value of a key was given: on the command line of the first start, or in the run file."""
-    typed = None
-    with contextlib.suppress(KubetuneError):
+    try:
         words = train_again(run_dir)
-        typed = next((word for word in words if word.startswith((f"{key}=", f"{key}."))), None)
-    if typed is not None:
-        return {"file": "given on the command line", "lines": [("", shlex.quote(typed))], "at": ""}
+    except KubetuneError:
+        words = []
+    for word in words:
+        if word.startswith((f"{key}=", f"{key}.")):
+            line = ("", shlex.quote(word))
+            return {"file": "given on the command line", "lines": [line], "at": ""}
+
     file = run_dir / metrics.CONFIG
     at = _line_of(file, key)
     if at is not None:
         return _lines(file, at)
-    return {"file": "", "lines": [], "at": None}
-
-
-def _sources(value: Any) -> list[Any]:
-    """Return the sources of rows that are held out; none if they are a share of the others."""
-    return list(value) if isinstance(value, list | tuple) else []
+    return _NOWHERE
 
 
 def _lines(file: Path, at: int) -> dict[str, Any]:
