@@ -72,6 +72,7 @@ def chosen_by_label(
             chosen.append((value.get(label), choices))
     if len(chosen) == len(values):
         return chosen
+
     for name in values[0]:
         chosen = []
         for value in values:
@@ -141,6 +142,7 @@ def _runs(names: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...], tuple[str
         match = re.fullmatch(r"(.*?)[_ -]?([A-Za-z]|\d{1,2})", name, re.ASCII)
         if match:
             by_stem.setdefault(match[1], {})[match[2].upper()] = name
+
     runs = []
     for stem, by_mark in by_stem.items():
         for marks in (string.ascii_uppercase, "0123456789", "123456789"):
@@ -166,6 +168,7 @@ def _in_column(name: str, item: Any) -> Choices | None:
     listed = _of_object(item) if isinstance(item, Mapping) else _of_list(item)
     if listed is None:
         return None
+
     if not 2 <= len(listed.texts) <= min(len(listed.marks), _MOST):
         return None
     if not all(_may_be_chosen(text, is_sure=_is_sure(name)) for text in listed.texts):
@@ -232,6 +235,7 @@ def _names_one(answer: Any, choices: Choices, *, with_numbers: bool) -> bool:
     text = str(answer).strip()
     if text in choices.texts and not names_answer(choices.columns[0]):
         return True
+
     match = re.match(r"\(?([A-Za-z]|\d{1,2})(?=[.):]|$)", text, re.ASCII)
     if match is None:
         return False

@@ -78,6 +78,7 @@ def with_subject(name: str, value: RecordValue, columns: Mapping[str, str]) -> d
     are_texts = isinstance(value[question], str) and isinstance(joined_texts(value.get(name)), str)
     if not are_texts or question == name or names_answer(name):
         return {}
+
     if _is_choice(name, value, roles):
         return {}
     chosen = {"instruction": question, "input": name}
@@ -106,6 +107,7 @@ def _as_thought(name: str, value: RecordValue, columns: Mapping[str, str]) -> di
         return {}
     if not roles.question or not roles.answer or roles.question == roles.answer:
         return {}
+
     chosen = {"instruction": roles.question, "output": roles.answer}
     if not columns and roles.question in QUESTIONS:
         # These names are known, whichever of them the record has.
@@ -119,6 +121,7 @@ def _as_another_answer(name: str, value: RecordValue, columns: Mapping[str, str]
     are_texts = isinstance(value.get(roles.question), str) and isinstance(value[name], str)
     if name not in ANSWERS or roles.talk or roles.compared or not are_texts:
         return {}
+
     # Both are named, whatever they are called: there are two answers.
     chosen = {"instruction": roles.question, "output": name}
     return {**_whole(chosen, columns), **chosen}
@@ -140,11 +143,13 @@ def _as_system(name: str, value: RecordValue, columns: Mapping[str, str]) -> dic
     is_called = not {"sys", "system", "persona"}.isdisjoint(words)
     if not is_called or not _is_text(value[name]):
         return {}
+
     roles = Roles.of(value, columns)
     if roles.talk:
         return with_system(name, value)
     if roles.system or roles.compared or not roles.question or not roles.answer:
         return {}
+
     # A plain prompt has no place for it.
     chosen = {"instruction": roles.question, "output": roles.answer}
     return _whole({**chosen, "system": name}, columns)
@@ -183,6 +188,7 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
     others = [name for name in texts if name != prompt and not names_subject(name)]
     if prompt and not completion and len(others) == 1:
         completion = others[0]
+
     # A number beside two texts may be what they are compared by.
     is_alone = all(name in texts or names_metadata(name) for name in value)
     if not prompt and not completion and len(others) == 2 and is_alone:

@@ -34,6 +34,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     if len(base) < len(judged.get("base") or {}):
         compared_answers.pop("eval_reward", None)
         turned_by.pop("reward", None)
+
     rows = []
     for name, value in base.items():
         comparison = compared_answers.get(name, {})
@@ -41,6 +42,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     for line in compared_benchmarks:
         name = line["metric"]
         rows.append({"name": name, "base": line["before"], "best": line["after"], **line})
+
     # The tests of significance that the page explains, each once, in the order of the rows.
     tests = dict.fromkeys(row["test"] for row in rows if "test" in row)
 
@@ -48,23 +50,20 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     shown = [name for name, sides in turned_by.items() if sides.get("gained") or sides.get("lost")]
     metric = shown[0] if shown else None
 
+    sides = turned_by.get(metric) or {}
+    counts = compared_answers.get(full_name(metric or "")) or {}
+
     lengths = judged.get("lengths") or {}
     return {
         "step": judged.get("step", benchmarks.get("step")),
         "rows": rows,
         "tests": ", ".join(tests),
         "metric": metric,
-        **_turned(turned_by.get(metric) or {}, compared_answers.get(full_name(metric or "")) or {}),
+        # So many that they fill their rows.
+        "turned": {side: even(lines) for side, lines in sides.items()},
+        "counts": {side: counts.get(side) for side in sides},
         "lengths": shared_bars(lengths.get("before") or (), lengths.get("after") or ()),
         "gate": judged.get("gate"),
-    }
-
-
-def _turned(sides: Mapping[str, Any], compared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers that got better and worse, so many that they fill their rows, and how many there are."""
-    return {
-        "turned": {side: even(lines) for side, lines in sides.items()},
-        "counts": {side: compared.get(side) for side in sides},
     }
 
 

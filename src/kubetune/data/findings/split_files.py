@@ -47,6 +47,7 @@ class NamedFiles(NamedTuple):
         """
         if len(files) == 1:
             return os.path.join(self.folder, files[0])
+
         if not files or glob.has_magic(self.folder):
             return ""
         every = (*self.train, *self.held_out, *self.others)
@@ -54,14 +55,17 @@ class NamedFiles(NamedTuple):
         in_parent = {file for file in every if file.startswith(f"{parent}/")}
         if parent and in_parent == set(files):
             return os.path.join(self.folder, parent)
+
         if len({os.path.dirname(file) for file in files}) > 1:
             return ""
+
         names = [os.path.basename(file) for file in files]
         word = re.split(r"[-._ 0-9]", names[0])[0]
         end = "".join(Path(names[0]).suffixes)
         path = os.path.join(self.folder, parent, f"{word}*{end}")
         meant = {os.path.expanduser(os.path.join(self.folder, file)) for file in files}
-        return path if set(glob.glob(os.path.expanduser(path))) == meant else ""
+        matched = set(glob.glob(os.path.expanduser(path)))
+        return path if matched == meant else ""
 
 
 def split_of(file: str) -> str:
@@ -83,12 +87,16 @@ def named_files(source: SourceConfig) -> NamedFiles | None:
     located = locate(source)
     if len(located.files) < 2:
         return None
+
     folder = located.path
     while glob.has_magic(folder) and not os.path.exists(os.path.expanduser(folder)):
         folder = os.path.dirname(folder)
+
     by_split: dict[str, list[str]] = {"train": [], "validation": [], "test": [], "": []}
     for place in located.files:
         file = os.path.relpath(place, os.path.expanduser(folder or "."))
         by_split[split_of(Path(file).as_posix())].append(file)
+
     files = NamedFiles(folder, *map(tuple, by_split.values()))
-    return files if files.held_out and (files.train or files.others) else None
+    has_others = bool(files.train or files.others)
+    return files if files.held_out and has_others else None

@@ -20,6 +20,7 @@ def kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
     # Two answers to compare, or answers that are judged.
     if by_name["chosen"] and by_name["rejected"]:
         return "pair"
+
     kinds = Counter(likely_kind(record.value) for record in seen.records)
     kind = kinds.most_common(1)[0][0]
     # Other numbers than 0 and 1 are no verdicts.
@@ -27,11 +28,14 @@ def kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
         kind = "text"
     if kind != "text":
         return kind
+
     if "label" in columns:
         return "labelled"
     if not columns and all(_lacks_answer(record.value) for record in seen.records):
         return "prompt"
-    return "labelled" if _are_labelled(seen, columns) else "text"
+    if _are_labelled(seen, columns):
+        return "labelled"
+    return "text"
 
 
 def _are_labelled(seen: SeenRecords, columns: Mapping[str, str]) -> bool:
@@ -41,25 +45,32 @@ def _are_labelled(seen: SeenRecords, columns: Mapping[str, str]) -> bool:
     if answer is not None and not columns and seen.is_class_for_answer(answer):
         by_name["completion"] = None
         by_name["label"] = by_name["label"] or answer
+
     # A label beside a text, with nothing that is an answer: the classes of a classifier.
     talks = by_name["messages"] or by_name["completion"] or "conversations" in seen.first
     if talks or columns or by_name["image"]:
         return False
+
     classes = [name for name in seen.classes() if name != by_name["text"]]
-    label = by_name["label"] or (classes[0] if len(classes) == 1 else None)
+    label = by_name["label"]
+    if not label and len(classes) == 1:
+        label = classes[0]
     about = seen.text_with_subject()
     if about is not None and label is not None:
         by_name["text"], by_name["text_pair"] = about
         by_name["label"] = label
         return True
+
     has_label = by_name["label"] and by_name["text"]
     if has_label or can_be_read(seen.records[0], "labelled"):
         return True
+
     # Two texts that are compared, whatever the column with the verdict is called.
     if seen.compares_texts:
         by_name["label"] = label
         by_name["text"] = None
         return label is not None
+
     if len(classes) == 1 and (by_name["text"] or len(seen.texts()) == 1):
         by_name["label"] = classes[0]
         by_name["text"] = by_name["text"] or seen.texts()[0]
@@ -77,11 +88,13 @@ def _lacks_answer(value: RecordValue) -> bool:
         if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping):
             speaker = turns[-1].get("role", turns[-1].get("from"))
             return speaker in ("user", "human", "tool", "observation")
+
     if any(value.get(key) not in (None, "", [], {}) for key in ("text", *TALKS, *ANSWERS)):
         return False
     prompt = value.get("prompt")
     if isinstance(prompt, list):
         return bool(prompt)
+
     if any(names_thought(key) and is_thought(item) for key, item in value.items()):
         return False
     asks = any(is_prose(value.get(key)) for key in (*QUESTIONS, "prompt"))

@@ -74,15 +74,18 @@ def with_answer(value: RecordValue, columns: Mapping[str, str] = MappingProxyTyp
         # A `solution` comes before them, an `answer` after them.
         names = [name for name in (*RIGHT_ANSWERS, *TRUTHS) if name != "answer"]
         column, answer = _right_answer(value, names)
+
     for key in TALKS:
         turns = value.get(key)
         if turns is not None:
             return _with_last_turn(value, key, turns, column, answer)
+
     held = [name for name in ANSWERS if value.get(name) not in (None, "")]
     if held and not is_told:
         _require_one_answer(value, held)
     if any(name in COMPLETIONS for name in held) and (named or not is_told):
         return Answered(value)
+
     # Names of answers that hold nothing would be in the way, and those of the right one would be a second answer.
     taken = (*COMPLETIONS, *RIGHT_ANSWERS, *TRUTHS)
     others = [name for name in taken if value.get(name) not in (None, "") and name != column]
@@ -116,6 +119,7 @@ def _with_last_turn(
         turns = parsed(turns, key)
     if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
         return Answered(value)  # whoever reads it says what is wrong with it
+
     last = turns[-1]
     others = []
     if last.get("role", last.get("from")) in _ASSISTANTS:
@@ -124,6 +128,7 @@ def _with_last_turn(
             return Answered(value)
         turns = turns[:-1]
         others.append(f"{key}[-1]")
+
     # In the spelling of the other messages.
     turn = {"role": "assistant", "content": answer or NO_ANSWER}
     if "role" not in last:

@@ -12,16 +12,22 @@ from kubetune.rundir.checkpoints import STEP_FOLDER
 def of_teacher(run: RunRecord, name: str) -> float | None:
     """Return a metric of the teacher; None unless it is a checkpoint of a run here that was asked the same questions."""
     names = [event.get("name") for event in run.events if event["event"] == "teacher"]
-    folder = Path(str(names[-1])) if names else Path()
-    is_step = STEP_FOLDER.fullmatch(folder.name)
-    if is_step is None:
+    if not names:
         return None
-    taught_by = folder.parent.parent
-    asked = _questions(taught_by)
+    # RUN/checkpoints/step-40 is step 40 of another run.
+    checkpoint = Path(str(names[-1]))
+    step = STEP_FOLDER.fullmatch(checkpoint.name)
+    if step is None:
+        return None
+
+    teacher_run = checkpoint.parent.parent
+    asked = _questions(teacher_run)
     if not asked or asked != _questions(run.path):
         return None
-    for line in metrics.evaluations(taught_by):
-        if line["step"] == int(is_step[1]) and metrics.is_number(line.get(name)):
+
+    for line in metrics.evaluations(teacher_run):
+        is_of_step = line["step"] == int(step[1])
+        if is_of_step and metrics.is_number(line.get(name)):
             return float(line[name])
     return None
 

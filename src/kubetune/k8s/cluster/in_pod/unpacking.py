@@ -13,6 +13,7 @@ def extract(archive: tarfile.TarFile, folder: Path) -> None:
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter="data")
         return
+
     for member in archive:
         _require_inside(member, os.path.realpath(folder))
         # As the filter does: owned by who unpacks, and not writable by others.
@@ -32,8 +33,10 @@ def _require_inside(member: tarfile.TarInfo, folder: str) -> None:
     place = os.path.join(folder, member.name)
     if not is_inside(place):
         raise tarfile.TarError(f"{member.name!r} would be unpacked outside of {folder}")
+
     if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
         raise tarfile.TarError(f"{member.name!r} is a device or a pipe")
+
     if member.issym() or member.islnk():
         # A symbolic link counts from where it is, a hard link from the top.
         start = os.path.dirname(place) if member.issym() else folder
