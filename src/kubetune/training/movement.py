@@ -97,6 +97,7 @@ class Movement:
         # After one step LoRA's A has had no gradient yet.
         if self._is_done or self._num_counted < 2:
             return
+
         late = [number for number in self._waiting if self._may_wait(number)]
         if self._num_counted < FIRST_STEPS:
             self._warn(number for number in self._waiting if number not in late)
@@ -155,6 +156,7 @@ class Movement:
             if len(ranks) < self._world.size:
                 where = f", on rank {', '.join(str(rank) for rank in ranks)}"
             groups[(re.sub(r"\.\d+\.", ".*.", self._names[number]), where)] += 1
+
         shown = [f"{name} ({count}{where})" for (name, where), count in groups.items()]
         more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
         return ", ".join(shown[:MOST_NAMED]) + more
@@ -184,6 +186,7 @@ class Movement:
                 yield name, local(parameter).reshape(-1), master[parts[name][1]]
         if not slices:
             return
+
         # Where this rank's slice begins in each tensor.
         begins = {}
         first = 0
@@ -192,6 +195,7 @@ class Movement:
         ):
             begins[name] = shard.start - first
             first += torch.Size(shape).numel()
+
         for weights in fsdp.gathered(self._model):
             for name in weights.keys() & slices.keys():
                 span = parts[name][1]

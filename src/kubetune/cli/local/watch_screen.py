@@ -92,6 +92,7 @@ def _about(run_view: RunView) -> Text:
     if name is not None:
         line.append(f"{visible(name.removeprefix('eval_'))} {number(evaluation[name])}", "bold")
         line.append(f" at step {evaluation.get('step', 0):,}  ")
+
     measures = progress.get("measures") or {}
     texts = [f"{key} {number(measures[key])}" for key in TELLING if key in measures]
     if texts:
@@ -124,6 +125,7 @@ def _table(status: Facts) -> Table:
     if progress.get("restarts"):
         last_exit = progress.get("last_exit") or {}
         rows["restarts"] = {"times": progress["restarts"], **last_exit}
+
     for gpu in status.get("gpus") or ():
         rows[f"GPU {gpu['index']}"] = gpu
     rows |= _ranks(status.get("ranks") or ())

@@ -39,6 +39,7 @@ def cut(
     lm.tie_weights()
     read = read or {}
     whole = named(lm, trained)
+
     modules, layers = cut_modules(lm)
     tensors = {module: tensors_of(module, whole) for module in modules if module not in read}
     # How many layers have a tensor. Zamba's layers share some, which stay whole, and so do tables that learn.
@@ -53,10 +54,12 @@ def cut(
             continue
         # A head that is tied to the embeddings has the same weight.
         known = [by_place[place] for place in tensors[module] if place in by_place]
+
         cuttable = []
         for place, names in tensors[module].items():
             if place not in learning and holders[place] <= 1:
                 cuttable.append(names)
+
         if known:
             units[module] = known[0]
         elif cuttable:
@@ -82,6 +85,7 @@ def cut_modules(lm: Any) -> tuple[list[nn.Module], list[nn.Module]]:
         is_table = isinstance(module, nn.Embedding) and module.num_embeddings >= vocabulary
         if is_table or module is head:
             modules.append(module)
+
         if isinstance(module, nn.ModuleList):
             modules.extend(module)
             layers.extend(module)
@@ -99,6 +103,7 @@ def tensors_of(module: nn.Module, whole: set[nn.Module]) -> dict[tuple[int, int]
         candidates: list[Tensor] = [tensor for tensor in of_part if tensor.dim() > 1]
         for holder in (part, *of_part):
             candidates.extend(_of_quantiser(vars(holder)))
+
         for tensor in candidates:
             # From the first number to the last without a gap, in whatever order.
             extents = zip(tensor.shape, tensor.stride(), strict=True)

@@ -37,6 +37,7 @@ def prove_model(draft: ExportDraft) -> dict[str, Any]:
     source.tell("asking transformers, then llama.cpp")
     plain = plain_path(draft)
     draft, request = _asked(draft, plain, draft.notes["context"])
+
     dtype = _dtype_to_ask_in(source, plain)
     allowed = llama_proof.ALLOWED[plain_type(source.dtype_name)]
     other = None
@@ -44,11 +45,13 @@ def prove_model(draft: ExportDraft) -> dict[str, Any]:
         allowed = llama_proof.ALLOWED_ROUNDED
     elif source.dtype != torch.float32:
         other = partial(source.load_plain, draft.staging, source.dtype)
+
     load = partial(source.load_plain, draft.staging, dtype)
     reference = _ask_transformers(draft, load, request.prompts)
     proof = llama_proof.LlamaProof()
     answer = _check_plain(draft, proof, "transformers", request, reference, allowed, other)
     tokenizer = source.result.tokenizer
+
     llama_proof.check_tokens(proof, tokenizer, request.texts, answer)
     llama_proof.note_chats(proof, tokenizer, answer)
     proof.notes["llama_cpp_python"] = answer.version
@@ -77,6 +80,7 @@ def prove_adapter(draft: ExportDraft) -> dict[str, Any]:
     """Return what llama.cpp says of base and adapter beside transformers and PEFT. Raise ModelError for a fault."""
     source = draft.source
     source.tell("asking PEFT, then llama.cpp with the adapter beside its base")
+
     kind = plain_type(source.dtype_name)
     ends = list(source.result.tokenizer.eos_ids)
     plain = draft.staging / file_name(kind)
@@ -84,6 +88,7 @@ def prove_adapter(draft: ExportDraft) -> dict[str, Any]:
     draft, request = _asked(draft, plain, written.context)
     adapter = str(draft.folder / draft.notes["file"])
     request = replace(request, adapter=adapter, texts=[], chats=[])
+
     # A GGUF file of the base has its own weights, not those of 4 bits that training may have had.
     quantization = source.result.spec.quantization
     if quantization != "none":
@@ -91,6 +96,7 @@ def prove_adapter(draft: ExportDraft) -> dict[str, Any]:
             f"the adapter was trained beside a base in {quantization}; the proof takes the base's own weights, "
             "as a GGUF file of the base has them"
         )
+
     load = partial(source.load, draft.staging, quantized=False)
     reference = _ask_transformers(draft, load, request.prompts)
     allowed = llama_proof.ALLOWED_ROUNDED
@@ -171,6 +177,7 @@ def _ask_transformers(
     logits = source.ask(model, draft.sample)
     ends = source.result.tokenizer.eos_ids
     greedy = [llama_proof.follow_greedily(model, prompt, ends) for prompt in prompts]
+
     del model
     gc.collect()
     return llama_proof.Reference(logits, greedy)

@@ -97,6 +97,7 @@ class RunTable:
             "epoch": f"{round(step / self._plan.steps_per_epoch, 2):g}",
             "step": f"{step:,}",
         }
+
         measures = self._means.measures()
         loss = self._means.loss()
         # The loss of a run by rewards says nothing of how it goes.
@@ -105,6 +106,7 @@ class RunTable:
             row["reward"] = ""
         else:
             row["loss"] = ""
+
         if by_reward and "reward" in measures:
             row["reward"] = f"{measures['reward']:.3g}"
         if not by_reward and loss is not None:
@@ -125,9 +127,11 @@ class RunTable:
     def _print(self, row: Mapping[str, str], is_best: bool) -> None:
         if not row.keys() <= self._head.keys():
             self._print_head(row)
+
         cells = []
         for name, width in self._head.items():
             cells.append(f"{visible(row.get(name, '')):>{width}}")
+
         line = _GAP.join(cells)
         if row["step"] == "0":
             line = coloured(f"{line}{_GAP}before training", DIM)
@@ -144,6 +148,7 @@ class RunTable:
             if name not in widths and total + len(_GAP) + width <= self._columns:
                 widths[name] = width
                 total += len(_GAP) + width
+
         if widths != self._head:
             self._head = widths
             names = [f"{visible(name):>{width}}" for name, width in widths.items()]

@@ -44,16 +44,20 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
     """
     if start.model.distill.teacher == ITSELF and start.model.lora is not None:
         return learner  # with its adapter off
+
     servers = servers_at(start.model.distill.urls)
     if servers:
         return _with_servers(start, learner, servers)
+
     source = _raised_together(start, partial(_source, start))
     tokens = _raised_together(start, partial(_compared_tokens, start, learner, source))
     learner = replace(learner, compared_tokens=tokens)
+
     load = partial(_raised_together, start, partial(_loaded, start, learner, source))
     same = partial(_require_same_teacher, start.run_dir, source.name, source.digest)
     on_main(same, start.world)
     number = _number_of_tokens(start, learner)
+
     if not is_kept(start.model.distill, number, start.data.train):
         return replace(learner, teacher=load())
     facts = {
@@ -64,6 +68,7 @@ def with_teacher(start: RankStart, learner: Learner) -> Learner:
         "temperature": start.model.distill.temperature,
         "tokens": tokens,
     }
+
     keep(start, AskedForLabels(source.name, learner, number), facts, load)
     return learner
 
@@ -78,12 +83,15 @@ def _with_servers(start: RankStart, learner: Learner, servers: Sequence[Server])
     meet = partial(
         server_meetings.meet, servers, settings, number, width, _longest(start), tokenizer
     )
+
     met = on_main(meet, start.world)
+
     # A server may move, and nobody can ask it for its weights: its name and a probe tell it from others.
     digest = hashlib.sha256(met.model.encode()).hexdigest()
     same = partial(_require_same_teacher, start.run_dir, met.model, digest, met.probe)
     probe = on_main(same, start.world)
     learner = replace(learner, compared_tokens=met.tokens)
+
     teacher = TeacherOnServers(
         servers=servers,
         model=met.model,
@@ -94,6 +102,7 @@ def _with_servers(start: RankStart, learner: Learner, servers: Sequence[Server])
         rank=start.world.rank,
         of_student=settings.support == "student_k",
     )
+
     if is_kept(settings, teacher.number, start.data.train):
         facts = {"teacher": digest, "probe": probe, "tokens": met.tokens}
         keep(start, AskedOnServers(teacher, learner), facts, lambda: learner)
@@ -149,6 +158,7 @@ def _compared_tokens(start: RankStart, learner: Learner, source: ModelSource) ->
     width = learner.lm.config.get_text_config().vocab_size
     if width == others:
         return None
+
     ids = start.data.tokenizer.vocab_size
     words = (
         f"the teacher {source.name} gives {others:,} probabilities for each token, the model {start.model.model.path} "
@@ -158,6 +168,7 @@ def _compared_tokens(start: RankStart, learner: Learner, source: ModelSource) ->
         raise errors.ModelError(
             f"{source.key}: {words}, and their tokenizer has {ids:,} ids; expected a teacher of the same vocabulary"
         )
+
     logs.MODEL.info("%s; they are compared over the %s ids of their tokenizer", words, f"{ids:,}")
     return ids
 
@@ -174,6 +185,7 @@ def _loaded(start: RankStart, learner: Learner, source: ModelSource) -> Learner:
     heartbeat.beat("loading")
     logs.STEP.info("loading the teacher %s", source.name)
     longest = _longest(start)
+
     if fsdp.is_sharded(learner.model):
         # It never learns, so it is cut as a frozen base is. All ranks run it for equally many micro-batches.
         spec = replace(source.spec, cut_over=start.world, copy_size=start.model.copy_size)

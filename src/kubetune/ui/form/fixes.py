@@ -35,8 +35,10 @@ def for_failure(reason: str, texts: Mapping[str, str]) -> tuple[str, Values] | N
 
     Emptying a field is no answer here: nobody looks at the form before the run starts.
     """
+
     if re.search(r"out of memory", reason, re.IGNORECASE):
         return _less_memory(texts)
+
     for line in reason.splitlines():
         fix = _by_meant_word(line, texts, "Set {key} to {}") or _by_words(line, texts)
         if fix is not None:
@@ -74,6 +76,7 @@ def _by_meant_word(problem: str, typed: Mapping[str, str], label: str) -> tuple[
     key = field_of(problem, typed)
     if question is None or not typed.get(key):
         return None
+
     meant = question[1]
     for word in re.findall(r"[\w./-]+", problem[: question.start()]):
         if _holds(typed[key], word):
@@ -110,6 +113,7 @@ def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | No
         return _another_name(typed.get("name", ""))
     if "left out: longer than" in problem:
         return "Cut longer rows instead", {"data.overlong": "truncate"}
+
     longest = re.search(r"the longest has ([\d,]+) tokens", problem)
     if longest is not None:
         tokens = longest[1].replace(",", "")
@@ -156,6 +160,7 @@ def for_data(proposal: Proposal, values: Mapping[str, str]) -> list[dict[str, An
         wanted["preference.loss"] = proposal.loss.value
     if proposal.reward is not None and not values.get("rewards"):
         wanted["rewards"] = proposal.reward.value
+
     kind = proposal.problem_type
     if kind is not None and values.get("classification.problem_type") != kind.value:
         wanted["classification.problem_type"] = kind.value
