@@ -325,6 +325,46 @@ def test_names_tell_what_columns_are() -> None:
     assert not any(map(names_metadata, ("verdict", "emotion", "category")))
 
 
+_CODE = "Return the sum of all numbers in the list, or nothing if the list is empty"
+
+
+@pytest.mark.parametrize(
+    "name", ["source_code", "source", "user_message", "file_content", "repo_files", "row_data"]
+)
+def test_a_text_is_a_text_though_its_name_has_a_word_of_an_id(name: str) -> None:
+    rows = [{"question": f"What is {n}?", name: f"{_CODE} {n}", "answer": "a"} for n in range(30)]
+    assert meanings(rows)[name] == "text"
+
+
+@pytest.mark.parametrize("value", ["x{}", "The Guardian {}", "Mon Nov 30 {}", "https://a.b/{}"])
+def test_where_a_text_is_from_is_no_text(value: str) -> None:
+    rows = [{"question": f"What is {n}?", "source": value.format(n)} for n in range(30)]
+    assert "source" not in meanings(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"user_message": _CODE, "assistant_message": "It is a sum"}, "prompt=user_message completion=assistant_message"),
+        ({"source_text": _CODE, "target_text": "Es ist so", "target_lang": "de"}, "prompt=source_text completion=target_text"),
+        ({"title": "A sum of numbers", "file_content": _CODE, "label": "good"}, "text=title text_pair=file_content label=label"),
+    ],
+)  # fmt: skip
+def test_advice_for_unknown_columns_leaves_out_no_text(
+    row: dict[str, str], columns: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = []
+    for n in range(40):
+        record = {name: f"{text} {n}" for name, text in row.items()}
+        if "label" in row:
+            record["label"] = ("good", "bad")[n % 2]
+        if "target_lang" in row:
+            record["target_lang"] = "de"
+        rows.append(record)
+    assert cli.main(["init", lines(rows)]) == 2
+    assert f"Say which is which: `--columns {columns}`" in capsys.readouterr().err
+
+
 def meanings(values: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return what the columns of records are, as far as they hold texts or classes."""
     columns = Columns()

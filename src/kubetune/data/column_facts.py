@@ -118,7 +118,7 @@ class ColumnFacts:
         share = 1.0 if name in PROMPTS else _MOSTLY
         if self.repeated >= share * self.records:
             return "other"
-        mean = self.words / self.records
+        mean = self.mean_words()
         # Single words are texts only if they differ: else they are efforts, kinds or languages.
         is_told = mean >= 2 or (mean >= 1 and self._differ())
         is_few = self.is_class(name, records=records)
@@ -135,7 +135,7 @@ class ColumnFacts:
             return "class"
         if name in PROMPTS or name in ANSWERS:
             is_text = mean >= 1
-        if names_metadata(name):
+        if names_metadata(name, self.mean_words()):
             # A language or an origin parts the records as a class does.
             is_group = name not in PROMPTS and self._has_few_values(records, _FEWEST_NAMED)
             return "group" if is_group and not name.startswith(_OF_MESSAGES) else "other"
@@ -143,6 +143,10 @@ class ColumnFacts:
         if is_weight or self._may_be_predicted(records):
             return "number"
         return "text" if is_text else "other"
+
+    def mean_words(self) -> float:
+        """Return the words of a value, on average."""
+        return self.words / max(self.records, 1)
 
     def _differ(self) -> bool:
         """True if most records have a value of their own."""

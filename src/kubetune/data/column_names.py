@@ -49,6 +49,9 @@ _METADATA: Final = frozenset((
     "seed", "hash", "md5", "sha", "sha256", "user", "author", "annotator", "worker", "batch", "shard", "repo",
     "repository", "domain", *_SPLITS,
 ))  # fmt: skip
+# Words of a value from which on it is a text: a `source` may be a newspaper with its date, a `source_name` only a name.
+_MOST_WORDS: Final = 8
+_MOST_WORDS_ABOUT: Final = 4
 # Words of names of a text in another form, as it was before somebody cleaned it.
 _FORMS: Final = frozenset(("raw", "html", "xml", "markup", "markdown", "rtf"))
 # Words of names of texts that are written with an answer or about it, and that no question is about.
@@ -96,9 +99,16 @@ def names_test(name: str) -> bool:
     return not {"test", "assert"}.isdisjoint(words_of_name(name))
 
 
-def names_metadata(name: str) -> bool:
-    """True if a column is called like an id, a date, a split, a language or a size."""
-    return not _METADATA.isdisjoint(words_of_name(name))
+def names_metadata(name: str, words: float = 0) -> bool:
+    """True if a column is called like an id, a date, a split, a language or a size, and holds no sentences.
+
+    `words`: of a value, on average; without them the name decides. The code in a `source_code` is none of these.
+    """
+    of_name = words_of_name(name)
+    if _METADATA.isdisjoint(of_name):
+        return False
+    most = _MOST_WORDS if of_name[-1] in _METADATA else _MOST_WORDS_ABOUT
+    return words < most
 
 
 def names_weight(name: str) -> bool:

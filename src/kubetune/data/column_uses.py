@@ -26,6 +26,7 @@ from kubetune.data.column_names import (
 )
 from kubetune.data.record_values import (
     RecordValue,
+    count_words,
     is_number,
     is_prose,
     is_thought,
@@ -190,7 +191,7 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
         completion = others[0]
 
     # A number beside two texts may be what they are compared by.
-    is_alone = all(name in texts or names_metadata(name) for name in value)
+    is_alone = all(name in texts or names_metadata(name, count_words(value[name])) for name in value)
     if not prompt and not completion and len(others) == 2 and is_alone:
         words = words_of_name(re.sub(r"\d", "", others[0]))
         if set(ANSWERS).isdisjoint(words):
@@ -216,7 +217,9 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
 
 def _may_be_learned(name: str, text: Any) -> bool:
     """True for a text that may be a prompt or an answer: no id, no thoughts, no bad answer, nothing in JSON."""
-    if names_metadata(name) or names_bad_answer(name) or names_thought(name):
+    if names_bad_answer(name) or names_thought(name):
+        return False
+    if names_metadata(name, count_words(text)):
         return False
     return _is_text(text) and not text.lstrip().startswith(("[", "{"))
 

@@ -213,7 +213,9 @@ def _question(values: Sequence[Value]) -> str:
         return question
     words = {}
     for name, text in values[0].items():
-        if isinstance(text, str) and is_prose(text) and not names_metadata(name):
+        if not isinstance(text, str) or names_metadata(name, count_words(text)):
+            continue
+        if is_prose(text):
             words[name] = sum(count_words(value.get(name)) for value in values)
     return max(words, key=lambda name: words[name], default="")
 

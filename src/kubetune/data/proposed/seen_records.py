@@ -115,7 +115,8 @@ class SeenRecords:
         texts = []
         for name, facts in self.facts.items():
             holds_text = isinstance(self.first.get(name), str) and facts.words >= 2 * facts.records
-            is_other = names_metadata(name) or names_bad_answer(name) or name in classes
+            is_metadata = names_metadata(name, facts.mean_words())
+            is_other = is_metadata or names_bad_answer(name) or name in classes
             if holds_text and not is_other:
                 texts.append(name)
         return texts

@@ -39,7 +39,8 @@ def unknown(seen: SeenRecords, path: str) -> str:
     held = []
     for name, facts in seen.facts.items():
         is_class = name in classes or name == seen.by_name["label"]
-        if facts.words and not names_metadata(name) and not is_class and not names_test(name):
+        is_metadata = names_metadata(name, facts.mean_words())
+        if facts.words and not is_metadata and not is_class and not names_test(name):
             held.append(name)
     answers = [name for name in held if names_answer(name) or names_bad_answer(name)]
     lists = [name for name in answers if isinstance(seen.first.get(name), list)]
@@ -67,15 +68,21 @@ def _ways(seen: SeenRecords, held: Sequence[str], labels: Sequence[str]) -> list
         texts = list(about)
     if len(texts) == 2 and (pair_in(texts) or are_numbered(texts) or (about and labels)):
         # Either may contradict the other, so none is an answer.
-        label = shell_word(labels[0]) if labels else "NAME"
-        ways.append(
-            f"`--columns text={shell_word(texts[0])} text_pair={shell_word(texts[1])} label={label}`"
-        )
+        ways.append(_as_pair(texts, labels))
     elif len(held) == 2 and are_texts and held[1].lower() not in PROMPTS:
         ways.append(f"`--columns prompt={shell_word(held[0])} completion={shell_word(held[1])}`")
+        # A title, a text and a class.
+        if labels and len(texts) == 2:
+            ways.insert(0, _as_pair(texts, labels))
     if len(held) == 1 and are_texts:
         if held[0].lower() not in PROMPTS:
             ways.append(f"`--columns text={shell_word(held[0])}`")
         for name in labels:
             ways.append(f"`--columns text={shell_word(held[0])} label={shell_word(name)}`")
     return ways
+
+
+def _as_pair(texts: Sequence[str], labels: Sequence[str]) -> str:
+    """Return words of the command line for two texts with a label."""
+    label = shell_word(labels[0]) if labels else "NAME"
+    return f"`--columns text={shell_word(texts[0])} text_pair={shell_word(texts[1])} label={label}`"
