@@ -345,9 +345,15 @@ def test_where_a_text_is_from_is_no_text(value: str) -> None:
 @pytest.mark.parametrize(
     ("row", "columns"),
     [
-        ({"user_message": _CODE, "assistant_message": "It is a sum"}, "prompt=user_message completion=assistant_message"),
-        ({"source_text": _CODE, "target_text": "Es ist so", "target_lang": "de"}, "prompt=source_text completion=target_text"),
-        ({"title": "A sum of numbers", "file_content": _CODE, "label": "good"}, "text=title text_pair=file_content label=label"),
+        ({"user_message": _CODE, "assistant_message": "A sum"}, "prompt=user_message completion=assistant_message"),
+        (
+            {"source_text": _CODE, "target_text": "Es ist so", "target_lang": "de"},
+            "prompt=source_text completion=target_text",
+        ),
+        (
+            {"title": "A sum of numbers", "file_content": _CODE, "label": "good"},
+            "text=title text_pair=file_content label=label",
+        ),
     ],
 )  # fmt: skip
 def test_advice_for_unknown_columns_leaves_out_no_text(
