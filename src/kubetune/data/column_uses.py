@@ -191,7 +191,9 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
         completion = others[0]
 
     # A number beside two texts may be what they are compared by.
-    is_alone = all(name in texts or names_metadata(name, count_words(value[name])) for name in value)
+    is_alone = all(
+        name in texts or names_metadata(name, count_words(value[name])) for name in value
+    )
     if not prompt and not completion and len(others) == 2 and is_alone:
         words = words_of_name(re.sub(r"\d", "", others[0]))
         if set(ANSWERS).isdisjoint(words):
