@@ -497,8 +497,12 @@ def test_a_stopped_run_holds_no_pod_until_it_is_resumed(desk: Desk, kind: str) -
     assert "fit has no pod now; see kubetune status fit" in desk.quick("logs", "-f", "fit").stderr
     again = desk.submit_script(script, kubernetes__kind=kind)
     assert (again.outcome, again.state) == ("unchanged", "stopped")
-    # Other pods than those of the script, which a JobSet takes from nobody.
-    if kind != "jobset":
+    # Other pods than those of the script, such as another release of kubetune would write.
+    if kind == "jobset":
+        refused = desk.quick("submit", "run.yaml", code=3).stderr
+        assert "kubetune delete fit -n" in refused
+        assert "then submit again; the results stay" in refused
+    else:
         assert "kubetune resume fit" in desk.quick("submit", "run.yaml").stdout
     desk.quick("resume", "fit")
     desk.cluster.wait_pods("app.kubernetes.io/component=trainer", 2)

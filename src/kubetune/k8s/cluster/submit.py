@@ -6,9 +6,10 @@ in what moves no number, and then the pods are replaced and go on from the newes
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,6 +35,8 @@ from kubetune.k8s.manifests.run_spec import (
 Confirm = Callable[[str], bool]
 
 _GOING_SECONDS = 120.0
+# What servers say of fields of a workload that cannot be changed.
+_FIXED = re.compile(r"immutable|updates to statefulset spec")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def submit(
     admission = Admission(cluster, submission.objects)
     if submission.workload is None:
         _wait_for_claims(cluster, spec)
-    _check(cluster, spec, admission, _to_check(submission))
+    _check(cluster, submission, admission)
     if dry_run:
         return JobRef(
             spec.name,
@@ -155,10 +158,9 @@ def _apply_all(
             admission.apply(obj)
 
 
-def _check(
-    cluster: Cluster, spec: RunSpec, admission: Admission, objects: Sequence[Manifest]
-) -> None:
+def _check(cluster: Cluster, submission: Submission, admission: Admission) -> None:
     """Raise EnvironmentFault with all that the server would refuse, and with missing Secrets and queues."""
+    spec = submission.spec
     problems = _missing_secrets(cluster, spec)
     if spec.kubernetes.queue:
         missing_queue = kueue.missing_queue(cluster, spec.kubernetes.queue)
@@ -166,10 +168,15 @@ def _check(
             problems.append(missing_queue)
 
     try:
-        rights, refused = admission.try_all(objects)
+        rights, refused = admission.try_all(_to_check(submission))
     except NoNamespace as error:
         raise EnvironmentFault(f"{error}. Nothing was changed.") from None
     problems += refused
+    if submission.workload is not None and any(_FIXED.search(problem) for problem in refused):
+        problems.append(
+            f"the pods of {spec.name} were written by another release of kubetune, or changed since: kubetune delete "
+            f"{spec.typed}, then submit again; the results stay, and the run goes on from its newest checkpoint"
+        )
     # Missing rights are listed together, as one request to whoever may grant them.
     if rights:
         problems.append(missing_rights(rights))
