@@ -25,6 +25,8 @@ MODEL = str(EMBEDDED / "model")
 # What is printed in backticks: words of the command line, and programs that write new data.
 COLUMNS = re.compile(r"`[^`]*?((?:--task \w+ )?--columns [^`]+?)`")
 PROGRAM = re.compile(r"`(python3 -c .+? > (\S+))`", re.DOTALL)
+# The same for files that hold no lines of JSON.
+STATEMENT = re.compile(r"Write `(r.+?)` for each record r in Python", re.DOTALL)
 
 # The columns that init takes by other names than ours, where need be after the program that it prints.
 USED = {
@@ -147,6 +149,30 @@ def test_a_label_that_chooses_one_of_several_texts_is_no_class(
     code, text = init(capsys, made)
     assert code == errors.OK, text
     assert load_config(Path("run.yaml")).task == "causal_lm"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [*(LAYOUTS[name] for name in ("ARC", "MMLU", "HellaSwag", "SQuAD", "WinoGrande")), medmcqa],
+)
+def test_the_program_for_other_files_makes_the_same_records(
+    layout: Callable[[int], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [layout(number) for number in range(60)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    Path("rows.jsonl").write_text(lines)
+    _, text = init(capsys, "rows.jsonl")
+    [(program, made)] = PROGRAM.findall(text)
+    program = program.replace("python3", sys.executable, 1)
+    subprocess.run(["bash", "-c", program], check=True, env={"PATH": os.environ["PATH"]})
+
+    Path("rows.json").write_text(json.dumps(rows))
+    code, text = init(capsys, "rows.json")
+    assert code == errors.USER
+    [statement] = STATEMENT.findall(text)
+    for row in rows:
+        exec(statement, {"json": json, "r": row})
+    assert rows == [json.loads(line) for line in Path(made).read_text().splitlines()]
 
 
 def test_options_beside_a_sentence_become_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:

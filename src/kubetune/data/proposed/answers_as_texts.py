@@ -300,11 +300,11 @@ def _place_of_text(value: Any, place: str) -> str:
 
 def _command(path: str, news: Mapping[str, str]) -> str:
     """Return what makes the answers texts. `news`: columns, and their values in Python of a record r."""
-    if not path.endswith(".jsonl"):
-        lines = "; ".join(f"r[{json.dumps(name)}] = {new}" for name, new in news.items())
-        return f"Write `{lines}` for each record r in Python"
-    made = f"{path.removesuffix('.jsonl')}-texts.jsonl"
     pairs = ", ".join(f"{json.dumps(name)}: {new}" for name, new in news.items())
+    if not path.endswith(".jsonl"):
+        # All of them at once: a column may be read for one and emptied by another.
+        return f"Write `r.update({{{pairs}}})` for each record r in Python"
+    made = f"{path.removesuffix('.jsonl')}-texts.jsonl"
     code = f"import json, sys; [print(json.dumps({{**r, {pairs}}})) for r in map(json.loads, sys.stdin)]"
     command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
     return f"Make them so, then give {made}: `{command}`"
