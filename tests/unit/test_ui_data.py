@@ -15,6 +15,9 @@ from starlette.testclient import TestClient
 
 import kubetune
 from kubetune.config.load import load_config
+from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import resolved
+from kubetune.data.prepared.fingerprint import FORMAT
 from kubetune.data.prepared.prepare import prepare
 from kubetune.rundir import metrics
 from kubetune.ui import row_search
@@ -160,6 +163,36 @@ def test_what_is_not_prepared_or_not_there_is_said(client: TestClient, folder: P
     assert "/data?file=first.yaml" in listed
     for name in ("../first.yaml", "nothing.yaml", "/etc/passwd"):
         assert client.get("/data", params={"file": name}).status_code == 404
+
+
+def test_rows_of_an_older_form_are_shown_once_they_are_prepared_again(
+    folder: Path, client: TestClient
+) -> None:
+    run_dir = folder / "older"
+    run_dir.mkdir()
+    text = (folder / "second.yaml").read_text().replace("#7", "#9")
+    (run_dir / metrics.CONFIG).write_text(text)
+    config = load_config(run_dir / metrics.CONFIG)
+    (run_dir / RESOLVED).write_text(json.dumps(resolved(config)))
+    with pytest.MonkeyPatch.context() as then:
+        for module in ("prepare", "fingerprint"):
+            then.setattr(f"kubetune.data.prepared.{module}.FORMAT", FORMAT - 1)
+        older = prepare(config).fingerprint
+    (run_dir / metrics.DATA).write_text(json.dumps({"fingerprint": older, "splits": {}}))
+    assert "Not prepared here" in client.get("/data?dir=older").text
+    # As the page's button does, or the command that it names.
+    prepare(load_config(run_dir / metrics.CONFIG))
+    page = client.get("/data?dir=older").text
+    assert len(rows_of(page)) == 9 + 5
+    assert "not the bytes that the run trained on" in page
+    assert older[:12] in page
+    # What the run has recorded and this machine has is what it trained on.
+    (run_dir / metrics.DATA).write_text(
+        json.dumps({"fingerprint": prepare(config).fingerprint, "splits": {}})
+    )
+    page = client.get("/data?dir=older").text
+    assert len(rows_of(page)) == 9 + 5
+    assert "not the bytes" not in page
 
 
 def test_rows_are_in_the_order_of_a_stable_sort(monkeypatch: pytest.MonkeyPatch) -> None:

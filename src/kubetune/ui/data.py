@@ -9,7 +9,8 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -24,10 +25,11 @@ from kubetune.config.load import load_config
 from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.data.prepared.fingerprint import fingerprint
-from kubetune.data.reading.sources import require_sources
+from kubetune.data.reading.hub import is_local
+from kubetune.data.reading.sources import locate, require_sources
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, KubetuneError
 from kubetune.reporting.histogram import DrawnBar
 from kubetune.rundir import metrics
 from kubetune.rundir.starts import day_of
@@ -62,6 +64,10 @@ def data(request: Request) -> Response:
     config, prepared, target = _chosen(site, run, file)
     query = _query(params)
     opened = open_rows(config, prepared)
+    if opened is None and run:
+        # Today's form of the rows, or today's files, have another fingerprint than the run recorded.
+        opened = open_rows(config, _fingerprint_today(site, run, target))
+        facts["recorded"] = prepared
     facts |= {
         "query": query,
         "target": str(target),
@@ -72,32 +78,36 @@ def data(request: Request) -> Response:
         facts["absent"] = True
         return page(request, "rows.html", f"kubetune data prepare {quote(str(target))}", facts)
 
-    # Links to the pages around this one, which keep all filters.
     rows = opened.look(query)
-    filters = {key: value for key, value in params.items() if key != "at" and value}
-    after = ""
-    before = ""
-    if rows.next is not None:
-        after = urlencode({**filters, "at": rows.next})
-
-    first = ""
-    if query.at:
-        first = urlencode(filters)
-    # A page with a text ends after its 20th hit, so the beginning of the page before it is unknown.
-    if query.at and not query.text:
-        before = urlencode({**filters, "at": max(0, query.at - PAGE)})
     facts |= {
         "row_page": rows,
         "splits": opened.counts,
         "sources": opened.sources.get(query.split, []),
         "findings": opened.findings(),
-        "bars": _lengths(site, run, query.split),
-        "after": after,
-        "before": before,
-        "first": first,
+        "bars": [] if "recorded" in facts else _lengths(site, run, query.split),
+        **_pages_around(params, query, rows.next),
     }
     verb = f"kubetune data check {quote(str(target))} --html data.html"
     return page(request, "rows.html", verb, facts)
+
+
+def _pages_around(params: Mapping[str, str], query: Query, following: int | None) -> dict[str, str]:
+    """Return the addresses of the pages around this one, which keep all filters; "" for those that there are not.
+
+    `following`: the first row after this page.
+    """
+    filters = {key: value for key, value in params.items() if key != "at" and value}
+    after = ""
+    if following is not None:
+        after = urlencode({**filters, "at": following})
+    first = ""
+    if query.at:
+        first = urlencode(filters)
+    # A page with a text ends after its 20th hit, so the beginning of the page before it is unknown.
+    before = ""
+    if query.at and not query.text:
+        before = urlencode({**filters, "at": max(0, query.at - PAGE)})
+    return {"after": after, "before": before, "first": first}
 
 
 def _lengths(site: Site, run: str, split: str) -> list[DrawnBar]:
@@ -179,10 +189,28 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
 
     # For a run file, the rows are those that a run would prepare now.
     config = load_config(target, environ=os.environ)
+    return config, _fingerprint_of(config), site.folder / file
+
+
+def _fingerprint_of(config: Config) -> str:
+    """Return the fingerprint of the rows that a run of this config would prepare now. Raise KubetuneError."""
     require_sources(config.sources)
     cache = cache_folder(config.data.cache)
     tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
-    return config, fingerprint(DataSpec.of(config), tokenizer), site.folder / file
+    return fingerprint(DataSpec.of(config), tokenizer)
+
+
+def _fingerprint_today(site: Site, run: str, target: Path) -> str:
+    """Return the fingerprint under which the rows of a run are prepared today, "" where that is not known."""
+    # Whoever only looks at a page fetches nothing from the hub.
+    is_begun = bool(site.jobs.look(_job_of("data", run))["words"])
+    with suppress(KubetuneError):
+        config = load_config(target, environ=os.environ)
+        sources = chain(*config.sources.values())
+        is_here = is_local(config.model.tokenizer or config.model.path)
+        if is_begun or (is_here and all(locate(source).files for source in sources)):
+            return _fingerprint_of(config)
+    return ""
 
 
 def _target(site: Site, run: str, file: str) -> Path:
