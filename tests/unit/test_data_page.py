@@ -323,7 +323,9 @@ def test_bars_are_of_one_round_width_and_end_at_the_limit() -> None:
     assert bars([]) == []
 
 
-def test_empty_bars_are_left_out_and_those_above_the_limit_marked() -> None:
+def test_empty_bars_are_kept_and_those_above_the_limit_marked() -> None:
     bars_of_rows = [[1, 10, 3], [11, 50, 0], [51, 90, 0], [91, 100, 1]]
-    assert drawn_bars(bars_of_rows, 50) == [(1, 10, 3, 1.0, False), (91, 100, 1, 1 / 3, True)]
+    assert drawn_bars(bars_of_rows, 50) == [
+        (1, 10, 3, 1.0, False), (11, 50, 0, 0.0, False), (51, 90, 0, 0.0, True), (91, 100, 1, 1 / 3, True),
+    ]  # fmt: skip
     assert drawn_bars([]) == []

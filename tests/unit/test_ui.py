@@ -871,7 +871,11 @@ def test_answers_before_and_after_share_their_bars() -> None:
     rows = shared_bars([[1, 5, 4], [6, 10, 0], [11, 15, 1]], [[6, 10, 8]])
     counts = [(low, high, [bar.rows for bar in sides]) for low, high, sides in rows]
     assert counts == [(1, 5, [4, 0]), (6, 10, [0, 8]), (11, 15, [1, 0])]
-    assert rows[0][2][0].part == 0.5, "of the highest of both"
+    assert rows[0][2][0].part == 0.8, "4 of 5, beside 8 of 8"
+    rows = shared_bars([[1, 10, 3]], [[31, 40, 5]])
+    assert [(low, high) for low, high, _ in rows] == [(1, 10), (11, 20), (21, 30), (31, 40)]
+    assert [bar.rows for bar in rows[1][2]] == [0, 0]
+    assert shared_bars([], []) == []
     assert bars([3, 4], longest=130)[0][1] == bars([3, 130])[0][1], "the same width"
 
 

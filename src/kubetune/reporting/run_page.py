@@ -20,7 +20,7 @@ from kubetune.reporting.answers_over_time import (
 )
 from kubetune.reporting.beside.kept_answers import weakest
 from kubetune.reporting.hero import facts_line, hero
-from kubetune.reporting.histogram import drawn_bars
+from kubetune.reporting.histogram import DrawnBar, shared_bars
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import chosen_by, measure, point, test_in_words
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
@@ -81,8 +81,7 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "verdict": _without_repeats(verdict(run.verdict, run.benchmarks), evaluation),
         "answers": run.answers[:MOST_ANSWERS],
         "answer_count": len(run.answers),
-        "splits": _splits(run),
-        "findings": run.data.get("findings"),
+        **_data_facts(run),
         "ranks": _ranks(run),
         "config_text": as_yaml(run.config),
         "config_values": _config_values(run),
@@ -218,14 +217,30 @@ def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _splits(run: RunRecord) -> list[dict[str, Any]]:
-    """Return statistics and lengths of each split."""
+def _data_facts(run: RunRecord) -> dict[str, Any]:
+    """Return what became of the records, how long the rows are, and what is to be known about them."""
+    splits = run.data.get("splits") or {}
+    return {
+        "splits": [{"name": name, "stats": stats} for name, stats in splits.items()],
+        "lengths": _lengths(run),
+        # A row has two sequences.
+        "is_paired": run.config.record_kind in ("pair", "graded"),
+        "findings": run.data.get("findings"),
+    }
+
+
+def _lengths(run: RunRecord) -> list[tuple[list[str], list[tuple[int, int, list[DrawnBar]]]]]:
+    """Return how long the rows are: the names of splits whose bars are of one width, and their bars."""
     # Nothing, before the data were prepared.
-    splits = []
+    histograms = {}
     for name, stats in (run.data.get("splits") or {}).items():
-        bars = drawn_bars(stats.get("lengths") or [])
-        splits.append({"name": name, "stats": stats, "bars": bars})
-    return splits
+        if stats.get("lengths"):
+            histograms[name] = stats["lengths"]
+
+    widths = {high - low for bars in histograms.values() for low, high, _ in bars}
+    if len(widths) > 1:
+        return [([name], shared_bars(bars)) for name, bars in histograms.items()]
+    return [(list(histograms), shared_bars(*histograms.values()))] if histograms else []
 
 
 def _actuals(run: RunRecord) -> list[Row]:

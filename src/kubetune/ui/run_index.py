@@ -138,6 +138,8 @@ class Records:
             "paths": paths,
             "names": [Path(path).name for path in paths],
             "task": config.task,
+            # A row of a pair is longer than the longest of its two sequences.
+            "is_paired": config.record_kind in ("pair", "graded"),
             "rewards": str(config.rewards),
             "rows": train.get("rows"),
             "held_out": (splits.get("eval") or {}).get("rows"),

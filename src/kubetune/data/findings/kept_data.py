@@ -23,7 +23,8 @@ def describe(prepared: Prepared) -> dict[str, Any]:
     """Return what data.json holds.
 
     fingerprint  of the prepared data
-    splits       of each split its counts, and `lengths`: `[shortest, longest, rows]` of each bar of a histogram
+    splits       of each split its counts, and `lengths`: `[shortest, longest, rows]` of each bar of a histogram. Bars of
+                 all splits have the same width
     findings     what a person should know about the data
     facts        what the result needs: data_facts.DataFacts, labels, SHA-256 of the chat template, what decides images
     """
@@ -33,11 +34,15 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "eval": prepared.eval,
         "forget": prepared.forget,
     }
+    lengths = {}
+    for split, of_split in rows.items():
+        if of_split is not None:
+            lengths[split] = of_split.lengths.tolist()
+    longest = max((max(of_split, default=0) for of_split in lengths.values()), default=0)
     splits = {}
     for split, stats in prepared.stats.items():
-        of_split = rows[split]
-        if of_split is not None:
-            splits[split] = {**stats, "lengths": bars(of_split.lengths.tolist())}
+        if split in lengths:
+            splits[split] = {**stats, "lengths": bars(lengths[split], longest=longest)}
 
     # What somebody needs who has only the result: how to ask it, and whether an image or a template is another.
     facts = asdict(data_facts.of_prepared(prepared.path))
