@@ -133,7 +133,7 @@ def test_a_page_shows_all_answers_to_a_prompt(run_dir: Path) -> None:
         assert 'href="/rollouts?dir=poet&amp;row=3"' in run
         page = client.get("/rollouts?dir=poet&row=3").text
         assert page.count("could not judge") == 0
-        assert page.count("mean 0.6667<br>4 answers") == 10
+        assert page.count("mean reward 0.6667 of 4 answers") == 10
         assert "<script>alert" not in page
         assert "kubetune rollouts" in page
         assert "--row</span> 3" in page

@@ -100,3 +100,35 @@ def test_what_is_wrong_in_a_form_stays_in_sight_on_a_phone(tmp_path: Path) -> No
         chips.nth(1).wait_for(state="detached")
         assert page.input_value("[name='data.eval']") == "0.05"
     assert not errors
+
+
+@browser.needed
+def test_no_table_of_a_classifier_is_cut_on_a_phone(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "verbs", 60)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    (run_dir / "resolved.json").write_text(
+        json.dumps({**settings, "task": "sequence_classification"})
+    )
+    names = ["get", "logs", "port-forward", "rollout", "scale", "set"]
+    counts = [[11 if one == other else 0 for other in names] for one in names]
+    evaluation = {"confusion": counts, "names": names, "checkpoint": "best"}
+    (run_dir / metrics.EVALUATION).write_text(json.dumps(evaluation))
+    scores = ("accuracy", "f1_macro", "precision", "recall", "matthews_correlation")
+    measured = {f"eval_{name}": 0.9738123 for name in scores}
+    with (run_dir / metrics.METRICS).open("a") as lines:
+        for step in (0, 60):
+            lines.write(json.dumps({"step": step, "epoch": 1.0, "eval_loss": 0.1, **measured}))
+            lines.write("\n")
+    with served(tmp_path) as address, browser.opened([]) as page:
+        browser.enter(page, address, TOKEN)
+        browser.show(page, f"{address}/run?dir=verbs#evaluation", 390)
+        for box in page.locator("#evaluation .scroll").all():
+            width, shown = box.evaluate("(box) => [box.scrollWidth, box.clientWidth]")
+            assert width <= shown, box.get_attribute("aria-label")
+        heights = [row.evaluate("(row) => row.offsetHeight") for row in page.locator(".matrix tbody tr").all()]  # fmt: skip
+        assert len(heights) == len(names)
+        assert max(heights) < 40, "a row of the matrix is one line"
+        # The names of columns stand beside their numbers.
+        cell = page.locator('.stacked [data-label="matthews correlation"]').first
+        named = cell.evaluate("(cell) => getComputedStyle(cell, '::before').content")
+        assert "matthews" in named
