@@ -29,6 +29,7 @@ from kubetune.library.sweep.sweep_record import (
     write_record,
     write_search,
 )
+from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.sweeps import scatter
 from kubetune.reporting.sweeps.parallel import draw
 from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, round_numbers
@@ -116,6 +117,13 @@ def test_lines_lie_where_values_do(tmp_path: Path) -> None:
     assert [x for x, _ in points[2]] == [336, 336, 336]
     assert points[1][0][1] < points[1][1][1] < points[1][2][1]
     assert 'viewBox="0 0 348' in tall
+    # No line passes the names, which stand left of the axes.
+    assert re.findall(r'<text class="name" x="0" .*?>([^<]+)<', tall) == [
+        "learning_rate",
+        "lora.r",
+        label_of(facts.metric),
+    ]
+    assert min(x for line in points.values() for x, _ in line) > 100
     more = sweep_facts(write_sweep(tmp_path, MIXED, search_of(greater=True)))
     assert lines_of(draw(more)[0])[0][0] == {"trial", "done", "part-50", "best"}
 
@@ -145,7 +153,7 @@ def test_dots_lie_where_values_do(tmp_path: Path) -> None:
     # A single result lies nowhere in particular.
     lone = sweep_facts(write_sweep(tmp_path, MIXED[:1]))
     assert scatter.draw(lone) == []
-    assert scatter.course(lone) is None
+    assert scatter.course(lone) == []
 
 
 @pytest.mark.parametrize(("greater", "turns"), [(False, 1), (True, 0)])
@@ -153,7 +161,8 @@ def test_the_best_so_far_goes_on_from_trial_to_trial(
     tmp_path: Path, greater: bool, turns: int
 ) -> None:
     facts = sweep_facts(write_sweep(tmp_path, MIXED, search_of(greater=greater)))
-    shown = str(scatter.course(facts))
+    shown, narrow = scatter.course(facts)
+    assert narrow.count("<circle") == shown.count("<circle")
     places = {
         int(number): (x, y)
         for number, x, y in re.findall(r'data-trial="(\d+)" cx="([\d.]+)" cy="([\d.]+)"', shown)

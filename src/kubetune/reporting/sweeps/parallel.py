@@ -9,12 +9,14 @@ Each setting has an axis, and so has the metric. A trial is a line through its v
     bottom      1e-5            8       1.4
                                         no result   where the lines of trials without one end
 
-A phone shows a second figure, whose axes lie below each other, so that all of them fit.
+A phone shows a second figure, whose axes lie below each other, so that all of them fit. Their names stand left of
+them, where no line passes.
 sweep.js names the trial that the pointer is on; it finds the lines by `data-trial`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -28,6 +30,7 @@ from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, Scale
 
 _MANY = 60  # trials; with more, lines are thin
 _LINE = 15  # pixels from one line of text to the next
+_BESIDE = 14  # characters of a name left of its axis
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def _frames(settings: int) -> list[_Frame]:
     # With few settings the axes fill the page.
     stride = max(150, (960 - 64 - 130) / max(1, settings))
     wide = _Frame("wide", False, 64, stride, 130, low=322, high=66, nowhere=352, size=337)
-    tall = _Frame("tall", True, 30, 90, 24, low=46, high=336, nowhere=8, size=348)
+    tall = _Frame("tall", True, 12, 80, 42, low=114, high=336, nowhere=102, size=348)
     return [wide, tall]
 
 
@@ -104,11 +107,10 @@ class _Axis:
         parts = [_stroke(frame, (self.across, frame.low), (self.across, frame.high))]
         title = f"<title>{escape(self.key)}</title>"
         if frame.is_tall:
-            y = self.across - 8
-            parts.append(
-                f'<text class="name" x="{frame.low:.1f}" y="{y:.1f}">{escape(self.name)}{title}</text>'
-                f'<text x="{frame.high:.1f}" y="{y:.1f}" text-anchor="end">{escape(self.about)}</text>'
-            )
+            y = self.across + 4
+            for look, text in self._beside():
+                parts.append(f'<text class="{look}" x="0" y="{y:.1f}">{escape(text)}{title}</text>')
+                y += _LINE
         else:
             x = f"{self.across:.1f}"
             parts.append(
@@ -123,6 +125,12 @@ class _Axis:
             if taken is None or abs(along - taken) > free:
                 parts.append(frame.label(self.across, along, tick.label))
         return f'<g class="axis">{"".join(parts)}</g>'
+
+    def _beside(self) -> list[tuple[str, str]]:
+        """Return the lines of text left of a horizontal axis, each with its look: the name, and what is said of it."""
+        lines = [("name", line) for line in _folded(self.name)]
+        lines += [("about", line) for line in self.about.split(", ") if line]
+        return lines
 
 
 def _stroke(frame: _Frame, one: tuple[float, float], other: tuple[float, float]) -> str:
@@ -146,7 +154,11 @@ def _figure(sweep: SweepFacts, frame: _Frame) -> Markup:
     size = frame.size
     if any(trial.result is None for trial in sweep.trials):
         size = max(size, frame.nowhere + _LINE)
-        drawn.append(frame.label(results.across, frame.nowhere, "no result"))
+        # Below the ticks of a horizontal axis.
+        across = results.across
+        if frame.is_tall:
+            across += _LINE
+        drawn.append(frame.label(across, frame.nowhere, "no result"))
     best = _end(sweep.best, results, frame)
     drawn.append(results.draw(frame, taken=best))
     if sweep.best is not None and best is not None:
@@ -243,8 +255,18 @@ def _end(trial: TrialFacts | None, results: _Axis, frame: _Frame) -> float | Non
     return results.along(frame, repr(trial.result))
 
 
-def _cut(text: str) -> str:
-    """Return a name that fits between two axes."""
-    if len(text) <= 22:
+def _cut(text: str, most: int = 22) -> str:
+    """Return a name that fits between two axes, or beside one."""
+    if len(text) <= most:
         return text
-    return f"{text[:21]}…"
+    return f"{text[: most - 1]}…"
+
+
+def _folded(name: str) -> list[str]:
+    """Return a name in lines that fit beside an axis: gradient_ / accumulation_ / steps."""
+    lines = [""]
+    for part in re.findall(r"[^_. ]*[_. ]?", name):
+        if lines[-1] and len(lines[-1]) + len(part) > _BESIDE:
+            lines.append("")
+        lines[-1] += part
+    return [_cut(line.rstrip(), _BESIDE) for line in lines]

@@ -32,6 +32,7 @@ class _Box:
 
     width: int
     height: int
+    look: str = ""  # classes of the figure, besides its own
     left: int = 44
     top: int = 30
 
@@ -82,11 +83,14 @@ def draw(sweep: SweepFacts) -> list[Markup]:
     return figures
 
 
-def course(sweep: SweepFacts) -> Markup | None:
-    """Return the results one after the other, and a line of the best so far; None without two results."""
+def course(sweep: SweepFacts) -> list[Markup]:
+    """Return the results one after the other, and a line of the best so far; none without two results.
+
+    There is a figure for a wide window, and one for a phone.
+    """
     of_results = _results(sweep)
     if of_results is None:
-        return None
+        return []
     numbers = [trial.number for trial in sweep.trials]
     figure = _Figure(
         name=label_of(sweep.metric),
@@ -96,8 +100,10 @@ def course(sweep: SweepFacts) -> Markup | None:
         scale=NumberScale(min(numbers), max(numbers), whole=True),
         values={number: str(number) for number in numbers},
     )
-    box = _Box(640, 250)
-    return _drawn(sweep, figure, of_results, box, _best_so_far(sweep, figure, of_results, box))
+    return [
+        _drawn(sweep, figure, of_results, box, _best_so_far(sweep, figure, of_results, box))
+        for box in (_Box(640, 250, "wide"), _Box(330, 230, "tall"))
+    ]
 
 
 def _results(sweep: SweepFacts) -> NumberScale | None:
@@ -150,8 +156,9 @@ def _drawn(
         f'<text x="{box.x(0.5)}" y="{box.height - 4}" text-anchor="middle">{escape(figure.below)}</text>'
     )
     title = f"{figure.title}; the table of trials says the same"
+    look = f"scatter {box.look}".strip()
     return Markup(
-        f'<svg class="scatter" viewBox="0 0 {box.width} {box.height}" role="img" aria-label="{escape(title)}">'
+        f'<svg class="{look}" viewBox="0 0 {box.width} {box.height}" role="img" aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"
     )
 
