@@ -402,7 +402,9 @@ def test_the_page_of_the_data_shows_both_answers(tmp_path: Path, tokenizer_folde
         "<td>3</td><td>2</td><td>0</td><td>0</td><td>1</td>" in text
     )  # the columns add up to the records
     assert "pairs of answers" in text
+    # Where they differ, both answers are marked.
     assert '<span class="piece trained rejected"><mark>no</mark></span>' in text
+    assert '<mark class="piece trained"><mark>yes</mark></mark>' in text
     assert "<em>rejected:</em>" in text
     # What both are answers to stands there once, and what they begin with alike is not marked.
     rows = text.split('<article class="row">')[1:]

@@ -200,7 +200,8 @@ def test_what_is_still_wrong_is_shown_first(tmp_path: Path) -> None:
     page = write_report([run_dir], tmp_path / "page.html").read_text()
     wrong = page.index("Still wrong (7), by exact match <small>6 shown</small>")
     assert wrong < page.index("What each evaluation measured")
-    # Where it is another answer is marked.
+    # Where it is another answer is marked, and what was expected there.
+    assert '<dd class="right"><pre><mark>the</mark> <mark>right</mark> <mark>one</mark>' in page
     assert "<dt>answer</dt><dd><pre><mark>no</mark> <mark>0</mark></pre></dd>" in page
     # Rows of two: none is left half empty.
     assert "Answers that got better (9), by exact match <small>4 shown</small>" in page
@@ -265,6 +266,7 @@ def test_two_runs_that_were_asked_the_same_are_tested_in_pairs(tmp_path: Path) -
     assert re.findall(r"<h3>(Right in . alone \(\d+\))", text) == ["Right in a alone (6)"]
     assert "<pre>the right one</pre> <span" in text.partition('id="answers"')[2]
     assert "<mark>no</mark> <mark>10</mark>" in text
+    assert text.count('<dd class="right"><pre><mark>') == 6
     # 3 of 3: p = 2 / 2³.
     text = compared(16, 13)
     assert "may be chance: p = 0.25 by McNemar on 20 rows that both answered.</p>" in text
