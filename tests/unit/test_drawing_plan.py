@@ -85,6 +85,28 @@ def test_layers_that_forget_keep_less() -> None:
     assert some_tokens / all_tokens == pytest.approx((18 * 100 + 10 * 1000) / (37 * 1000))
 
 
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        ("hybrid", 1000),
+        ("indexed_attention", 1000),
+        ("attention", 1000),
+        ("a kind of tomorrow", 1000),
+        ("chunked_attention", 300),
+        ("hybrid_sliding", 100),
+        ("mamba", 0),
+        ("conv", 0),
+    ],
+)
+def test_a_layer_keeps_all_tokens_unless_it_is_known_to_keep_fewer(kind: str, kept: int) -> None:
+    shape = Shape.of(QWEN3_8B)
+    assert shape is not None
+    windows = {"sliding_window": 100, "attention_chunk_size": 300}
+    all_tokens = drawing.cache_bytes(QWEN3_8B, shape, 1, 1000, 2)
+    model = {**QWEN3_8B, **windows, "layer_types": [kind] * 36}
+    assert drawing.cache_bytes(model, shape, 1, 1000, 2) == all_tokens * kept / 1000
+
+
 def test_the_cache_is_part_of_the_memory_where_a_step_needs_less() -> None:
     config, plan = planned(generation_batch_size=2048)
     few = planned(generation_batch_size=8)[0]

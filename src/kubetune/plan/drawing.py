@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from kubetune.base.humanize import counted, duration, size
 from kubetune.config.schema.grpo import GrpoConfig
@@ -118,14 +118,19 @@ def _layer_types(text: Mapping[str, Any], shape: Shape) -> list[str]:
     return ["full_attention"] * shape.layers
 
 
+# Kinds of layers that keep a state that does not grow, or nothing, as configs of several releases call them.
+_WITHOUT_TOKENS: Final = frozenset(("linear_attention", "mamba", "conv", "moe", "sparse", "dense"))
+
+
 def _kept_tokens(kind: str, text: Mapping[str, Any], tokens: int) -> int:
-    """Return of how many tokens a layer keeps keys and values."""
-    if kind == "full_attention":
-        return tokens
-    if kind == "sliding_attention":
+    """Return of how many tokens a layer keeps keys and values: of all, if its kind is not known to keep fewer."""
+    if kind in _WITHOUT_TOKENS:
+        return 0
+    if kind in ("sliding_attention", "hybrid_sliding"):
         return min(tokens, int(text.get("sliding_window") or tokens))
-    # Linear attention and convolutions keep a state that does not grow.
-    return 0
+    if kind == "chunked_attention":
+        return min(tokens, int(text.get("attention_chunk_size") or tokens))
+    return tokens
 
 
 def sampling_bytes(text: Mapping[str, Any], rows: int, element: int) -> int:
