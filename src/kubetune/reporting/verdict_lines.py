@@ -39,9 +39,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     for name, value in base.items():
         comparison = compared_answers.get(name, {})
         rows.append({"name": name, "base": value, "best": best.get(name), **comparison})
-    for line in compared_benchmarks:
-        name = line["metric"]
-        rows.append({"name": name, "base": line["before"], "best": line["after"], **line})
+    rows.extend(_of_benchmark(line) for line in compared_benchmarks)
 
     # The tests of significance that the page explains, each once, in the order of the rows.
     tests = dict.fromkeys(row["test"] for row in rows if "test" in row)
@@ -50,21 +48,30 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     shown = [name for name, sides in turned_by.items() if sides.get("gained") or sides.get("lost")]
     metric = shown[0] if shown else None
 
-    sides = turned_by.get(metric) or {}
-    counts = compared_answers.get(full_name(metric or "")) or {}
-
     lengths = judged.get("lengths") or {}
     return {
         "step": judged.get("step", benchmarks.get("step")),
         "rows": rows,
         "tests": ", ".join(tests),
         "metric": metric,
-        # So many that they fill their rows.
-        "turned": {side: even(lines) for side, lines in sides.items()},
-        "counts": {side: counts.get(side) for side in sides},
+        **_turned(turned_by.get(metric), compared_answers.get(full_name(metric or ""))),
         "lengths": shared_bars(lengths.get("before") or (), lengths.get("after") or ()),
         "gate": judged.get("gate"),
     }
+
+
+def _of_benchmark(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": line["metric"], "base": line["before"], "best": line["after"], **line}
+
+
+def _turned(sides: Mapping[str, Any] | None, compared: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the answers that got better and worse, so many that they fill their rows, and how many there are."""
+    turned = {}
+    counts = {}
+    for side, lines in (sides or {}).items():
+        turned[side] = even(lines)
+        counts[side] = (compared or {}).get(side)
+    return {"turned": turned, "counts": counts}
 
 
 def lines_of(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> list[dict[str, Any]]:
