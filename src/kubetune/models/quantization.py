@@ -104,7 +104,7 @@ def settings(
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(HEADS))
     return BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type="fp4" if quantization == "fp4" else "nf4",
+        bnb_4bit_quant_type={"4bit": "nf4", "fp4": "fp4"}[quantization],
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute_dtype,
         llm_int8_skip_modules=list(HEADS),

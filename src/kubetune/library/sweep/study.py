@@ -70,7 +70,11 @@ def make_pruner(name: str, rungs: Sequence[int]) -> BasePruner:
     factor = rungs[1] // rungs[0]
     if name == "asha":
         return SuccessiveHalvingPruner(min_resource=rungs[0], reduction_factor=factor)
-    return HyperbandPruner(min_resource=rungs[0], max_resource=rungs[-1], reduction_factor=factor)
+    if name == "hyperband":
+        return HyperbandPruner(
+            min_resource=rungs[0], max_resource=rungs[-1], reduction_factor=factor
+        )
+    raise ValueError(f"no pruner {name}")
 
 
 class _Untried(BaseSampler):
@@ -147,9 +151,13 @@ def make_sampler(
     # TPE and chance: a seed from the sweep's and the trial's number.
     digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     seed_of_trial = int.from_bytes(digest[:4], "big")
-    sampler: BaseSampler = RandomSampler(seed=seed_of_trial)
+    sampler: BaseSampler
     if name == "tpe":
         sampler = TPESampler(seed=seed_of_trial, constant_liar=True)
+    elif name == "random":
+        sampler = RandomSampler(seed=seed_of_trial)
+    else:
+        raise ValueError(f"no sampler {name}")
 
     # No value of a continuous range is drawn twice.
     if settings_in(ranges) is None:

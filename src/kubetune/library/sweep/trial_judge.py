@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from kubetune import errors
 from kubetune.library.sweep.runner import Observation
@@ -115,8 +115,10 @@ class TrialJudge:
             result = f"failed (exit code {code}): {reason}"
         elif outcome == "done":
             result = f"{self._result(trial)}, done"
-        else:
+        elif outcome == "pruned":
             result = f"{self._result(trial)}, stopped early"
+        else:
+            assert_never(outcome)
         self.say(f"trial {trial.number:<4} {result}")
 
     def end(self, trial: Trial, outcome: Outcome, reason: str) -> None:
