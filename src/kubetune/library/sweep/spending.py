@@ -29,42 +29,54 @@ class Spending:
         return ""
 
     def fits(self, trial: Trial, runs: Sequence[TrialRun]) -> bool:
-        """True if no budget is passed by what these runs will take, judging by earlier ones."""
-        expected = []  # seconds of each run
+        """True if no budget is passed by what these runs will take; else `passed` says which is."""
+        refusal = self._refusal(trial, runs)
+        if refusal:
+            self.passed = refusal
+        return not refusal
+
+    def _refusal(self, trial: Trial, runs: Sequence[TrialRun]) -> str:
+        """Return which budget these runs would pass, judging by the speed of earlier ones; empty if none."""
+        seconds_of_runs = []
         for run in runs:
             seconds = self._expected_seconds(trial, run)
             if seconds is None:
-                return True
-            expected.append(seconds)
+                return ""
+            seconds_of_runs.append(seconds)
         # Runs of one trial share the slots: 3 runs of an hour in 2 slots take an hour and a half.
-        elapsed = sum(expected) / min(len(runs), self.slots)
+        elapsed = sum(seconds_of_runs) / min(len(runs), self.slots)
 
+        what = "The next run"
+        if len(runs) > 1:
+            what = f"The {len(runs)} runs of the next trial"
         for budget in self.budgets:
             spent = budget.spent(self.record)
+            need = ""
             if budget.unit == "hours":
                 cost = budget.cost(elapsed, devices=1)
-                need = ""
             else:
                 # Devices are paid for each run, and those that run now will take their share too.
-                for other in self.record.trials:
-                    for run in other.runs:
-                        if run.state == "running":
-                            seconds = self._expected_seconds(other, run) or 0.0
-                            spent += budget.cost(seconds, run.devices)
+                spent += self._cost_of_running(budget)
                 cost = 0.0
-                for run, seconds in zip(runs, expected, strict=True):
+                for run, seconds in zip(runs, seconds_of_runs, strict=True):
                     cost += budget.cost(seconds, run.devices)
                 need = f"{cost:.3g}, "
             if spent + cost > budget.amount:
-                what = "The next run"
-                if len(runs) > 1:
-                    what = f"The {len(runs)} runs of the next trial"
-                self.passed = (
+                return (
                     f"the budget: {budget.share(spent)} are spent. {what} would take about "
                     f"{need}{duration(elapsed)}, so no more were started"
                 )
-                return False
-        return True
+        return ""
+
+    def _cost_of_running(self, budget: Budget) -> float:
+        """Return what the runs of now will still take of a budget of devices."""
+        cost = 0.0
+        for trial in self.record.trials:
+            for run in trial.runs:
+                if run.state == "running":
+                    seconds = self._expected_seconds(trial, run) or 0.0
+                    cost += budget.cost(seconds, run.devices)
+        return cost
 
     def _expected_seconds(self, trial: Trial, run: TrialRun) -> float | None:
         """Return the seconds to a run's rung by the speed of all runs so far; None before any."""
