@@ -115,30 +115,44 @@ def _beside_base(
     place = Place(
         _rms(served - trained), _rms(moved), _rms(effect), share, beside, to_nearest, missing
     )
-    is_another = min(to_nearest, beside) > max(place.apart, _FEW_BITS)
-    fault = _fault(place)
-    state: State = "right"
-    text = f"those of the trained model: {place}"
-    if is_another and _may_be_rounded(moved, effect):
-        state = "unknown"
-        text = f"nothing can be told: {place}; they are those of the trained model in very few bits, or of another"
-    elif is_another:
-        state = "wrong"
-        text = f"those of another model, or of the adapter on another base: {place}"
-    elif place.apart < smallest or (fault and missing != (BASE,) and beside > place.apart):
-        state = "unknown"
-        text = f"nothing can be told: {place}, and the server rounds more than that"
-    elif fault:
-        state = "wrong"
-        text = f"{fault}: {place}"
-    elif place.to_trained > rounding:
-        state = "unknown"
-        text = f"nothing can be told: {place}; the weights are in very few bits, or the adapter is another"
-    elif place.to_trained > _dtype_distance(place.apart):
+    is_rounded = _may_be_rounded(moved, effect)
+    state, text = _verdict(place, smallest, rounding, is_rounded=is_rounded)
+    if state == "right" and place.to_trained > _dtype_distance(place.apart):
         lines.append(
             "this is more than a dtype rounds: the server's base may be quantised, or the adapter's scale another"
         )
     return ServedPoint(state, text, tuple(lines), asdict(place))
+
+
+def _verdict(
+    place: Place, smallest: float, rounding: float, *, is_rounded: bool
+) -> tuple[State, str]:
+    """Return what a server's place says. `smallest`: the least effect that is told from rounding.
+
+    `is_rounded`: the server may have the trained model in very few bits.
+    """
+    unknown = f"nothing can be told: {place}"
+    if min(place.to_nearest, place.beside) > max(place.apart, _FEW_BITS):
+        if is_rounded:
+            return (
+                "unknown",
+                f"{unknown}; they are those of the trained model in very few bits, or of another",
+            )
+        return "wrong", f"those of another model, or of the adapter on another base: {place}"
+
+    fault = _fault(place)
+    is_far = place.missing != (BASE,) and place.beside > place.apart
+    if place.apart < smallest or (fault and is_far):
+        return "unknown", f"{unknown}, and the server rounds more than that"
+    if fault:
+        return "wrong", f"{fault}: {place}"
+
+    if place.to_trained > rounding:
+        return (
+            "unknown",
+            f"{unknown}; the weights are in very few bits, or the adapter is another",
+        )
+    return "right", f"those of the trained model: {place}"
 
 
 def _share(moved: Values, effect: Values) -> tuple[float, float, float]:
