@@ -226,7 +226,7 @@ def watch(lm: Any, training: TrainingConfig) -> Routing:
     """
     stacks = stacks_of(lm)
     routers = list(routers_of(lm).values())
-    coefficients = _coefficients(lm, routers, training, is_known=bool(stacks))
+    coefficients = _coefficients(lm, routers, training, is_stacked=bool(stacks))
     if not stacks:
         return Routing()
     config = lm.config.get_text_config()
@@ -262,37 +262,27 @@ def _coefficients(
     routers: list[nn.Module],
     training: TrainingConfig,
     *,
-    is_known: bool,
+    is_stacked: bool,
 ) -> tuple[float, float]:
     """Return the weights of balance and z-loss; zeros if no router learns, or if the family has no balance loss.
 
-    `is_known`: the experts are stacked, so that choices can be counted.
+    `is_stacked`: the experts are, so that choices can be counted. Raise ConfigError for a weight that has no effect.
     """
-    # Sharding makes a class of its own from the model's: so all classes that it inherits from are asked.
-    has_loss = False
-    for kind in type(lm).__mro__:
-        has_loss = has_loss or hasattr(sys.modules[kind.__module__], "load_balancing_loss_func")
-    is_known = is_known and has_loss
-
-    learn = False
-    for router in routers:
-        learn = learn or any(parameter.requires_grad for parameter in router.parameters())
-
+    is_known = is_stacked and _has_balance_loss(lm)
+    learns = any(_learns(router) for router in routers)
     wanted = training.router_aux_loss_coef
     z = training.router_z_loss_coef
-    if not (learn and is_known):
+    if not (learns and is_known):
         for name, value in (("router_aux_loss_coef", wanted), ("router_z_loss_coef", z)):
             if value:
                 raise ConfigError(_refusal(name, value, routers, is_known=is_known))
-    if not learn:
+    if not learns:
         return 0.0, 0.0
 
     balance = wanted
-    if balance is None:
+    if balance is None and is_known:
         # The weight that the family was trained with.
-        config = lm.config.get_text_config()
-        balance = getattr(config, "router_aux_loss_coef", None) if is_known else None
-
+        balance = getattr(lm.config.get_text_config(), "router_aux_loss_coef", None)
     balance = float(balance or 0.0)
 
     balancing = "and nothing balances the load of the experts"
@@ -301,6 +291,17 @@ def _coefficients(
     of_z = f"; their z-loss has weight {z:g}" if z else ""
     logs.MODEL.info("the routers learn, %s%s", balancing, of_z)
     return balance, z
+
+
+def _has_balance_loss(lm: Any) -> bool:
+    """True if transformers has a balance loss for the family of a model."""
+    # Sharding makes a class of its own from the model's: so all classes that it inherits from are asked.
+    modules = [sys.modules[kind.__module__] for kind in type(lm).__mro__]
+    return any(hasattr(module, "load_balancing_loss_func") for module in modules)
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _refusal(
