@@ -1,6 +1,6 @@
-"""What of a frozen base is cut over the ranks: the layers, and the tables of tokens.
+"""Cut a frozen base over the ranks: its layers and its token tables.
 
-What is small (norms, biases), used by some ranks only (towers), shared by several layers, or learns, is whole on every rank.
+Small tensors (norms, biases), towers, tensors that layers share and modules that learn stay whole on every rank.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def cut(
             units[module] = read[module]
             continue
         # A head that is tied to the embeddings has the same weight.
-        known = [by_place[place] for place in tensors[module] if place in by_place]
+        tied = [by_place[place] for place in tensors[module] if place in by_place]
 
-        cuttable = []
-        for place, names in tensors[module].items():
+        to_cut = []
+        for place, views in tensors[module].items():
             if place not in learning and holders[place] <= 1:
-                cuttable.append(names)
+                to_cut.append(views)
 
-        if known:
-            units[module] = known[0]
-        elif cuttable:
-            units[module] = Unit(cuttable, world, group)
+        if tied:
+            units[module] = tied[0]
+        elif to_cut:
+            units[module] = Unit(to_cut, world, group)
             by_place.update(dict.fromkeys(tensors[module], units[module]))
             units[module].give_back()
 
@@ -109,9 +109,9 @@ def tensors_of(module: nn.Module, whole: set[nn.Module]) -> dict[tuple[int, int]
             extents = zip(tensor.shape, tensor.stride(), strict=True)
             last = sum((number - 1) * step for number, step in extents)
             if tensor.untyped_storage().nbytes() and last == tensor.numel() - 1:
-                names = tensors.setdefault((tensor.data_ptr(), tensor.nbytes), [])
-                if not any(known is tensor for known in names):
-                    names.append(tensor)
+                views = tensors.setdefault((tensor.data_ptr(), tensor.nbytes), [])
+                if not any(view is tensor for view in views):
+                    views.append(tensor)
     return tensors
 
 

@@ -49,11 +49,11 @@ class Unit:
             end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         share = -(-end // (world.size * ALIGNMENT)) * ALIGNMENT
         self._whole = torch.zeros(share * world.size, dtype=torch.uint8, device=world.device)
-        for names, place in zip(tensors, places, strict=True):
-            _move(names, self._whole, place)
+        for views, place in zip(tensors, places, strict=True):
+            _move(views, self._whole, place)
 
         first = world.rank * share
-        self.tensors = [tensor for names in tensors for tensor in names]
+        self.tensors = [tensor for views in tensors for tensor in views]
         self.part = self._whole[first : first + share].clone()
         self.nbytes = self._whole.nbytes
 
