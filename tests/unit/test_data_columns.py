@@ -1458,6 +1458,34 @@ def test_no_answer_is_learned_that_is_called_a_bad_one(verdict: Any) -> None:
         assert isinstance(read({**value, "label": other}).example, Chat)
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"score_chosen": 2.0, "score_rejected": 8.0},
+        {"chosen-rating": 1, "rejected-rating": 5},
+        {"chosen_avg_score": "2.5", "rejected_avg_score": "7.5"},
+        {"margin": -2.0},
+    ],
+)
+def test_pairs_whose_numbers_say_the_opposite_are_counted(
+    numbers: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = {"prompt": "what is", "chosen": "It is 4.", "rejected": "So it is."}
+    right = {key: abs(float(number)) for key, number in numbers.items()}
+    for key in right:
+        if "chosen" in key:
+            right[key] = 9.0
+    # A longer answer and a tie say nothing.
+    ties = dict.fromkeys(numbers, 0.0) | {"chosen_tokens": 1, "rejected_tokens": 7}
+    rows = [{**pair, "prompt": f"what is {n}", **numbers} for n in range(3)]
+    rows += [{**pair, "prompt": "is it", **right}, {**pair, "prompt": "was it", **ties}]
+    code, output = check(lines(rows), "--model", MODEL, "task=preference", capsys=capsys)
+    sentence = (
+        "3 of 5 records of train whose own score or margin says that the rejected answer is the"
+    )
+    assert (code, sentence in output) == (0, True), output
+
+
 def test_answers_that_a_table_has_for_none_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     answers = ["nan", "NULL", "None", "N/A", " <NA> ", "Nan is a bread.", "none of them", "7"]
     text = "".join(f"what is {n},{answer}\n" for n, answer in enumerate(answers))

@@ -319,6 +319,9 @@ _CHANGED: Final = (
     ("answers_missing",
      "with an answer that is a word for none, such as `nan`, `NULL` or `N/A`: it is learned as a text",
      "Leave these records out, unless the model is to say that"),
+    ("scored_otherwise",
+     "whose own score or margin says that the rejected answer is the better one",
+     "Exchange the two answers of these records, or leave them out"),
     ("special_texts", "with special tokens in their texts, which become such tokens", ""),
 )  # fmt: skip
 

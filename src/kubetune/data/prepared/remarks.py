@@ -14,6 +14,7 @@ from kubetune.data.reading.examples import (
     Judged,
     Labelled,
     Pair,
+    Preference,
     Text,
     parts_of,
 )
@@ -52,6 +53,8 @@ def flaws_of(example: Example, template: str) -> list[str]:
     flaws = []
     if any(_learned(part).strip() in _MISSING for part in parts_of(example)):
         flaws.append("answers_missing")
+    if isinstance(example, Preference) and example.is_scored_otherwise:
+        flaws.append("scored_otherwise")
     for chat in parts_of(example):
         if not isinstance(chat, Chat):
             continue

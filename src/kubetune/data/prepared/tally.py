@@ -96,6 +96,8 @@ class Tally:
     results_wrapped: int = 0
     # What is learned is `nan`, `NULL` or another word for nothing.
     answers_missing: int = 0
+    # Numbers of a pair say that its rejected answer is the better one.
+    scored_otherwise: int = 0
     # Some text holds what the tokenizer reads as a special token.
     special_texts: int = 0
     # The text begins with the token (BOS) that the tokenizer writes before each text too.

@@ -62,6 +62,8 @@ class Preference:
     rejected: Chat | Pair
     # by how much the chosen answer is better; None where nobody says
     margin: float | None = None
+    # numbers of the record say that the rejected answer is the better one
+    is_scored_otherwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.column_names import COMPLETIONS, PROMPTS, TALKS
+from kubetune.data.column_names import COMPLETIONS, PROMPTS, TALKS, words_of_name
 from kubetune.data.reading.conversations import Beginning
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
 from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show
@@ -23,7 +23,7 @@ from kubetune.data.reading.labelled import has_texts
 from kubetune.data.reading.messages import SPEAKERS, read_history
 from kubetune.data.reading.refusals import VERDICTS, require_readable
 from kubetune.data.reading.strict_json import JsonObject
-from kubetune.data.record_values import RecordValue, joined_texts, key_of
+from kubetune.data.record_values import RecordValue, is_number, joined_texts, key_of
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
 _REJECTED: Final = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")
@@ -41,6 +41,8 @@ _OF_CHATS: Final = (
 _OF_REJECTED: Final = ("images", "image", "videos", "audios", "tools", "objects")
 
 _VERDICTS: Final = ("true", "false", "1", "0")
+# Words of names of numbers of which the greater one is that of the better answer: `score_chosen`, `chosen-rating`.
+_SCORES: Final = frozenset(("score", "rating", "reward", "grade", "quality"))
 _SPOKEN: Final = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
 
@@ -91,6 +93,7 @@ def read_answers(
         (example,), unused = _read(rest, shape, prompt, [(name, answer)])
         return Judged(example, is_good), unused
 
+    whole = value
     margin = None
     if kind == "graded":
         value = dict(value)
@@ -102,7 +105,24 @@ def read_answers(
     (better, worse), unused = _read(rest, shape, prompt, answers)
     if better == worse:
         raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
-    return Preference(better, worse, margin), unused
+    return Preference(better, worse, margin, _is_scored_otherwise(whole)), unused
+
+
+def _is_scored_otherwise(value: RecordValue) -> bool:
+    """True if the numbers of a record say that its rejected answer is the better one.
+
+    {"score_chosen": 2.0, "score_rejected": 8.0}, or {"margin": -2.0}
+    """
+    for name, score in value.items():
+        if name == "margin":
+            other: Any = 0.0
+        elif "chosen" in name and not _SCORES.isdisjoint(words_of_name(name)):
+            other = value.get(name.replace("chosen", "rejected"))
+        else:
+            continue
+        if is_number(score) and is_number(other) and float(score) < float(other):
+            return True
+    return False
 
 
 def _margin(margin: Any) -> float | None:
