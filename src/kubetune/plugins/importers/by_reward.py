@@ -9,7 +9,7 @@ Two things are counted otherwise here:
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 from kubetune.config.schema.grpo import ONLY_WITH, GrpoConfig
 from kubetune.plugins.importers import servers
@@ -32,8 +32,8 @@ from kubetune.plugins.importers.engine import (
 )
 from kubetune.plugins.importers.reward_names import KEYS_OF_SWIFT, rewards
 
-_LOSSES: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-_NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"
+_LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+_NO_METRIC = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"
 
 
 def finish(draft: Draft, key: str) -> None:
@@ -105,10 +105,10 @@ def _drawn_together(value: Any, draft: Draft) -> Outcome:
     return near(math.ceil(value / of_step), "whole optimizer steps are counted here")
 
 
-ALL_TOKENS: Final = numbers(int, unneeded("all tokens, as here"))
+ALL_TOKENS = numbers(int, unneeded("all tokens, as here"))
 
 # Keys of learning by reward; each counts before the tool's own row for it.
-TABLE: Final = Table(
+TABLE = Table(
     same={
         "grpo.num_generations": "num_generations",
         "grpo.max_completion_length": "max_completion_length max_new_tokens response_length",
@@ -163,4 +163,4 @@ TABLE: Final = Table(
         "use_liger_loss max_resample_times sleep_level task_type packing sample_packing": NO_EFFECT,
     },
 )  # fmt: skip
-TABLES: Final = (TABLE, servers.TABLE)
+TABLES = (TABLE, servers.TABLE)

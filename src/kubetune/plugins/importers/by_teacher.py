@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 from kubetune.plugins.importers.by_reward import count_prompts
 from kubetune.plugins.importers.common.training_keys import NO_EFFECT, numbers
 from kubetune.plugins.importers.engine import Draft, Outcome, Row, Table, carried, near, unneeded
 
 # Defaults of GKD, in all tools.
-OF_GKD: Final = {"distill.lmbda": 0.5, "distill.beta": 0.5, "distill.temperature": 0.9}
+OF_GKD = {"distill.lmbda": 0.5, "distill.beta": 0.5, "distill.temperature": 0.9}
 # Defaults of TRL's SDFT: a model learns from itself, shown more.
-OF_SDFT: Final = {
+OF_SDFT = {
     "training.learning_rate": 5e-5,
     "distill.teacher": "self",
     "distill.teacher_prompt": "{prompt}\n\n{privileged_context}",
@@ -24,16 +24,14 @@ OF_SDFT: Final = {
     "distill.max_completion_length": 256,
 }
 # The same of axolotl's KD, which learns from answers of the data.
-OF_KD: Final = {
+OF_KD = {
     "distill.lmbda": 0,
     "distill.beta": 0.0,
     "distill.support": "teacher_k",
     "distill.rest": "renormalise",
 }
-_DRAWN: Final = (
-    "answers are drawn by the model's own probabilities, which are those that are compared"
-)
-_URL_OF_TRL: Final = "teacher_model_server_url"
+_DRAWN = "answers are drawn by the model's own probabilities, which are those that are compared"
+_URL_OF_TRL = "teacher_model_server_url"
 
 
 def finish(draft: Draft, key: str) -> None:
@@ -116,7 +114,7 @@ def _share_of_cross_entropy(value: Any, draft: Draft) -> Outcome:
 
 
 # Keys of distillation; each counts before the tool's own row for it.
-TABLE: Final = Table(
+TABLE = Table(
     same={
         "distill.teacher": "teacher_model_name_or_path teacher_model",
         "distill.revision": "teacher_model_revision",

@@ -5,8 +5,7 @@ A kind is read before a tool's own tables, which know supervised fine-tuning; it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import by_reward, by_teacher, preference_tuning
@@ -14,7 +13,7 @@ from kubetune.plugins.importers.engine import Draft, Table
 from kubetune.plugins.importers.writing import inline
 
 # Our task for each word of the tools.
-_TASKS: Final = {
+_TASKS = {
     **dict.fromkeys(preference_tuning.METHODS, "preference"),
     "rm": "reward_model",
     "reward": "reward_model",
@@ -25,7 +24,7 @@ _TASKS: Final = {
     "kd": "distill",
 }
 # Keys that name a kind, and what they may name.
-_NAMING: Final[dict[str, tuple[Any, ...]]] = {
+_NAMING: dict[str, tuple[Any, ...]] = {
     "rl": tuple(_TASKS),
     "rlhf_type": tuple(_TASKS),
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
@@ -33,21 +32,21 @@ _NAMING: Final[dict[str, tuple[Any, ...]]] = {
     "process_reward_model": (),
     "task_type": ("causal_lm", "seq_cls"),
 }
-_COMMANDS: Final = ("sft", "pt", "train", "rlhf", *_TASKS)
+_COMMANDS = ("sft", "pt", "train", "rlhf", *_TASKS)
 # Keys that more than one trainer of a tool reads.
-_OF_SEVERAL_TRAINERS: Final = {
+_OF_SEVERAL_TRAINERS = {
     "beta": "DPO, CPO or ORPO",
     "max_prompt_length": "DPO, CPO or ORPO",
     "precompute_ref_log_probs": "DPO, CPO or ORPO",
     "teacher_model_name_or_path": "DistillationTrainer or GKD",
 }
 # By task: what fills in the rest. `key` names the kind of learning.
-_FINISH: Final[Mapping[str, Callable[[Draft, str], None]]] = {
+_FINISH = {
     "preference": preference_tuning.finish,
     "grpo": by_reward.finish,
     "distill": by_teacher.finish,
 }
-_DOES: Final = (
+_DOES = (
     "kubetune import converts supervised fine-tuning, preference tuning, reward models, learning by reward as GRPO does "
     "it and distillation"
 )

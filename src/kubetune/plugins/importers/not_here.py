@@ -6,26 +6,25 @@ pattern; a test finds patterns that an earlier one covers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 # Keys that change memory, speed or files, but no result.
-_NO_EFFECT: Final = "has no counterpart; it concerns memory, speed or files, and no result"
-_AT_ZERO: Final = "adapters begin at zero, and stay the same ones through a run"
-_ONE_RATE: Final = "one learning rate for all that is trained"
-_OWN_CODE: Final = (
+_NO_EFFECT = "has no counterpart; it concerns memory, speed or files, and no result"
+_AT_ZERO = "adapters begin at zero, and stay the same ones through a run"
+_ONE_RATE = "one learning rate for all that is trained"
+_OWN_CODE = (
     "code and registries of your own are not read; name files or data sets of the hub in data.train"
 )
-_OF_VERL: Final = "a setting of verl's workers or of another method, which has no counterpart"
-_NODES: Final = "several nodes: see compute.nodes and `kubetune submit`"
-_QUANTISED: Final = "the base is quantised by `quantization`"
-_NOT_SPLIT: Final = (
+_OF_VERL = "a setting of verl's workers or of another method, which has no counterpart"
+_NODES = "several nodes: see compute.nodes and `kubetune submit`"
+_QUANTISED = "the base is quantised by `quantization`"
+_NOT_SPLIT = (
     "no splitting along a sequence or layer: data are dealt to processes, and weights sharded by "
     "training.parallelism: fsdp, or shard_base under LoRA"
 )
 
 # By names and patterns: the reason, or a tuple of it and the values with which these keys do nothing.
-DROPPED: Final[Mapping[str, Any]] = {
+DROPPED: dict[str, Any] = {
     "use_galore use_apollo use_badam use_adam_mini use_muon":
         ("AdamW and its 8-bit form are there (training.optim)", False),
     "muon_lr":

@@ -5,7 +5,7 @@ All four tools build on TRL's trainers.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.plugins.importers.common.training_keys import REFERENCE_STAYS, loss, reference
@@ -21,21 +21,21 @@ from kubetune.plugins.importers.engine import (
 )
 
 # Words of the tools for kinds of learning that compare or judge answers.
-METHODS: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto")
+METHODS = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto")
 # Our loss for each `loss_type` that a method may have; orpo and simpo are LLaMA-Factory's.
-_LOSSES: Final[dict[str, dict[str, str]]] = {
+_LOSSES = {
     "dpo": {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "orpo": "orpo", "simpo": "simpo"},
     "cpo": {"sigmoid": "cpo", "simpo": "simpo"},
     "kto": {"kto": "kto"},
 }  # fmt: skip
 # Defaults of TRL's CPO trainer, which is axolotl's too.
-SIMPO: Final = {"preference.beta": 0.1, "preference.gamma": 0.5, "preference.sft_weight": 1.0}
-_METRICS: Final = {
+SIMPO = {"preference.beta": 0.1, "preference.gamma": 0.5, "preference.sft_weight": 1.0}
+_METRICS = {
     "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "rewards/chosen": "reward_chosen",
     "rewards/rejected": "reward_rejected", "logps/chosen": "logp_chosen", "logps/rejected": "logp_rejected",
     "accuracy": "accuracy", "margin": "margin", "kl": "kl",
 }  # fmt: skip
-_OTHER_REFERENCE: Final = "the reference is the model before training; no other model can be named"
+_OTHER_REFERENCE = "the reference is the model before training; no other model can be named"
 
 
 def tables(kind: str) -> tuple[Table, ...]:
@@ -79,7 +79,7 @@ def _metric(value: Any, draft: Draft) -> Outcome:
 
 
 # Keys of preference tuning and reward models; each counts before the tool's own row for it.
-TABLE: Final = Table(
+TABLE = Table(
     same={
         # The first name of each is TRL's, or the tool's that has it first.
         "preference.beta": "beta pref_beta rl_beta dpo_beta orpo_alpha",

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from kubetune.config.schema.grpo import GrpoConfig
 from kubetune.plugins.importers.engine import Draft, Outcome, Reward, carried, dropped, near
 from kubetune.plugins.importers.readings import as_list
 
-_PUNISHMENT: Final = "get_soft_overlong_punishment"
-_MODULE_OF_TRL: Final = "trl.rewards."
-OF_TRL: Final[Mapping[str, Reward]] = {
+_PUNISHMENT = "get_soft_overlong_punishment"
+_MODULE_OF_TRL = "trl.rewards."
+OF_TRL = {
     "accuracy_reward": Reward("accuracy_reward", column="solution"),
     "reasoning_accuracy_reward": Reward("reasoning_accuracy_reward", column="solution"),
     "think_format_reward": Reward("think_format_reward"),
     _PUNISHMENT: Reward(_PUNISHMENT, {"max_completion_len": ("", 1280), "soft_punish_cache": ("", 256)}),
 }  # fmt: skip
-_DIFFERS_IN_READING: Final = (
+_DIFFERS_IN_READING = (
     "there <answer>…</answer> marks a formula too, here \\boxed{…} and The final answer is $…$ do"
 )
-OF_SWIFT: Final[Mapping[str, Reward]] = {
+OF_SWIFT = {
     "accuracy": Reward("accuracy_reward", differs=_DIFFERS_IN_READING),
     "cosine": Reward(
         "get_cosine_scaled_reward",
@@ -46,9 +45,7 @@ OF_SWIFT: Final[Mapping[str, Reward]] = {
         differs="there words are counted, here tokens",
     ),
 }  # fmt: skip
-KEYS_OF_SWIFT: Final = " ".join(
-    key for reward in OF_SWIFT.values() for key, _ in reward.settings.values()
-)
+KEYS_OF_SWIFT = " ".join(key for reward in OF_SWIFT.values() for key, _ in reward.settings.values())
 
 
 def rewards(value: Any, draft: Draft) -> Outcome:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
 
 from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.schema import DataConfig, LoraConfig, grpo, preference
@@ -17,13 +16,9 @@ from kubetune.plugins.importers.common.training_keys import TRACKERS
 from kubetune.plugins.importers.engine import Draft, Kind, near
 from kubetune.plugins.importers.servers import CORRECTION, URLS
 
-_SHARDED: Final = "training.parallelism"
-_FP8: Final = (
-    "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
-)
-_OF_COMPARING: Final = " ".join(
-    f"preference.{name}" for name in (*preference.ONLY_WITH, "beta", "loss")
-)
+_SHARDED = "training.parallelism"
+_FP8 = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
+_OF_COMPARING = " ".join(f"preference.{name}" for name in (*preference.ONLY_WITH, "beta", "loss"))
 
 
 @dataclass(frozen=True)
@@ -98,7 +93,7 @@ def _of_some_losses(
 
 
 # In the order in which they are looked at.
-RULES: Final = (
+RULES = (
     # Their trainers evaluate nothing without data, and say nothing of it; ours refuses the setting.
     Rule(
         "training.early_stopping_patience training.metric_for_best_model training.greater_is_better "

@@ -6,7 +6,7 @@ Their servers (`trl vllm-serve`, `axolotl vllm-serve`, `swift rollout`) take wei
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from kubetune.plugins.importers.engine import (
     OFF,
@@ -21,9 +21,9 @@ from kubetune.plugins.importers.engine import (
 )
 from kubetune.plugins.importers.readings import as_list
 
-URLS: Final = "grpo.servers.urls"
-CORRECTION: Final = "grpo.importance_sampling_correction"
-_OTHER_PROGRAM: Final = (
+URLS = "grpo.servers.urls"
+CORRECTION = "grpo.importance_sampling_correction"
+_OTHER_PROGRAM = (
     "stock `vllm serve --enable-lora` has to answer there in place of the tool's own server, and to see the run directory "
     "(docs/grpo.md)"
 )
@@ -55,7 +55,7 @@ def _correction(value: Any, _: Draft) -> Outcome:
     return carried(str(value).replace("sequence", "geometric"))
 
 
-TABLE: Final = Table(
+TABLE = Table(
     same={
         "grpo.importance_sampling_clip_max":
             "vllm_importance_sampling_clip_max vllm_importance_sampling_cap rollout_importance_sampling_threshold",

@@ -6,7 +6,7 @@ learns from `ppo_mini_batch_size` of them.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from kubetune.plugins.importers.by_reward import ALL_TOKENS
 from kubetune.plugins.importers.common.source_keys import take_sources, tidy
@@ -27,22 +27,22 @@ from kubetune.plugins.importers.engine import (
     unneeded,
 )
 
-_ACTOR: Final = "actor_rollout_ref.actor."
-_ROLLOUT: Final = "actor_rollout_ref.rollout."
-_MODEL: Final = "actor_rollout_ref.model."
-_OF_STEP: Final = f"{_ACTOR}ppo_mini_batch_size"
-_BY_SOURCE: Final = (
+_ACTOR = "actor_rollout_ref.actor."
+_ROLLOUT = "actor_rollout_ref.rollout."
+_MODEL = "actor_rollout_ref.model."
+_OF_STEP = f"{_ACTOR}ppo_mini_batch_size"
+_BY_SOURCE = (
     "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here, and "
     "accuracy_reward compares formulas"
 )
 
-_LOSSES: Final = {
+_LOSSES = {
     "token-mean": "dapo",
     "seq-mean-token-mean": "grpo",
     "seq-mean-token-sum": "luspo",
     "seq-mean-token-sum-norm": "dr_grpo",
 }
-_ESTIMATORS: Final = {
+_ESTIMATORS = {
     "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3",
 }  # fmt: skip
 

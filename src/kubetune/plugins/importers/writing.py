@@ -10,15 +10,15 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from kubetune.base.provenance import KeyPath
 from kubetune.config import json_schema
 
-_WIDTH: Final = 100
+_WIDTH = 100
 # Texts that need no quotes in YAML, unless they are one of its words.
-_PLAIN: Final = re.compile(r"[A-Za-z_./~$][\w./~$@-]*(?:[ :#][\w./~$@-]+)*")
-_WORDS: Final = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "~")
+_PLAIN = re.compile(r"[A-Za-z_./~$][\w./~$@-]*(?:[ :#][\w./~$@-]+)*")
+_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "~")
 
 
 def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final
+from typing import Any
 
 from kubetune.plan.model_shapes import read_config
 from kubetune.plugins.importers.engine import Draft, Outcome, Rule, carried, dropped, near
 from kubetune.plugins.importers.readings import as_list
 
-PATH: Final = "lora.target_modules"
+PATH = "lora.target_modules"
 _NAMES = re.compile(r"[\w.,\s-]+")
 # Words of ms-swift for several modules, which its files have among names.
-_WORDS: Final = ("all-embedding", "all-norm", "all-router")
+_WORDS = ("all-embedding", "all-norm", "all-router")
 # Names of modules that are no linear layers of the trunk, so `all-linear` leaves them out.
-_BEYOND_LINEAR: Final = ("embed_tokens", "lm_head", "wte", "wpe", "embed_out", *_WORDS)
+_BEYOND_LINEAR = ("embed_tokens", "lm_head", "wte", "wpe", "embed_out", *_WORDS)
 # What PEFT adapts where no module is named, names or an expression, and the `model_type`s for which it does.
-PEFT_DEFAULTS: Final[dict[str, str]] = {
+PEFT_DEFAULTS = {
     "q_proj v_proj": "bart opt gptj gpt_neo llama llama4 mistral mixtral stablelm gemma gemma2 gemma3_text qwen2 qwen3",
     "q v": "t5 mt5",
     "c_attn": "gpt2 gpt_bigcode",

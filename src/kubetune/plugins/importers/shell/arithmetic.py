@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable
-from typing import Final
 
-_LARGEST: Final = 2**63
+_LARGEST = 2**63
 
 
 def _divided(left: int, right: int) -> int:
@@ -18,7 +16,7 @@ def _divided(left: int, right: int) -> int:
 
 
 # By the name of Python's syntax node.
-_OPERATIONS: Final[dict[str, Callable[[int, int], int]]] = {
+_OPERATIONS = {
     "Add": operator.add,
     "Sub": operator.sub,
     "Mult": operator.mul,
@@ -48,7 +46,7 @@ def _result(node: ast.expr) -> int:
 
 
 # Python reads other characters otherwise than a shell: `16#a` is 10 in a shell.
-_CALCULATION: Final = re.compile(r"[\d\s()+*/%<>=!-]+")
+_CALCULATION = re.compile(r"[\d\s()+*/%<>=!-]+")
 
 
 def calculated(text: str) -> int | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from tree_sitter import Node
 
@@ -27,7 +26,7 @@ from kubetune.plugins.importers.shell.nodes import (
 )
 
 # Statements whose commands may be called, several times or not at all, and what they are.
-NOT_FOLLOWED: Final = {
+NOT_FOLLOWED = {
     "case_statement": "a `case`",
     "for_statement": "a loop",
     "c_style_for_statement": "a loop",
@@ -35,47 +34,45 @@ NOT_FOLLOWED: Final = {
     "function_definition": "a function",
 }
 # Files and commands that set up an environment, and none of a script's own variables.
-_ENVIRONMENTS: Final = ("activate", "conda", ".bashrc", ".profile", "set_env.sh", "module")
+_ENVIRONMENTS = ("activate", "conda", ".bashrc", ".profile", "set_env.sh", "module")
 # NAME = 1, NAME += 1, NAME[2] = 1, NAME++, ++NAME; no comparison.
-_CALCULATED: Final = re.compile(
+_CALCULATED = re.compile(
     r"(?P<name>\$?\{?[A-Za-z_]\w*\}?)(?:\[[^]]*\])?\s*(?:=(?!=)|[-+*/%&|^]=|<<=|>>=|\+\+|--)"
     r"|(?:\+\+|--)\s*(?P<after>\$?\{?[A-Za-z_]\w*\}?)"
 )
-_DEFAULT: Final = re.compile(r"\$\{(\w+):?=.*", re.DOTALL)
-_CALCULATING: Final = ("arithmetic_expansion", "c_style_for_statement", "subscript")
-_COMPARED_AS_NUMBERS: Final = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
+_DEFAULT = re.compile(r"\$\{(\w+):?=.*", re.DOTALL)
+_CALCULATING = ("arithmetic_expansion", "c_style_for_statement", "subscript")
+_COMPARED_AS_NUMBERS = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
 # ${NAME:OFFSET:LENGTH} calculates both numbers. The parser does not read all of them.
-_OFFSETS: Final = re.compile(r"\$\{[!\w@*]+(?:\[[^]]*\])?:(?![-=+?])([^}]*)")
-_NAME: Final = re.compile(r"\b[A-Za-z_]\w*")
+_OFFSETS = re.compile(r"\$\{[!\w@*]+(?:\[[^]]*\])?:(?![-=+?])([^}]*)")
+_NAME = re.compile(r"\b[A-Za-z_]\w*")
 # Commands that set the variables that they name, and options that a name follows, with or without a space.
-_SETTING: Final = ("getopts", "mapfile", "read", "readarray")
-_SETTING_WITH: Final = {"printf": "v", "read": "a", "wait": "p"}
+_SETTING = ("getopts", "mapfile", "read", "readarray")
+_SETTING_WITH = {"printf": "v", "read": "a", "wait": "p"}
 # Commands that, with the option C, call another one for the lines that they read.
-_CALLING: Final = ("mapfile", "readarray")
+_CALLING = ("mapfile", "readarray")
 # Commands after which words mean something else, or other commands set what they like.
-_UNFOLLOWED: Final = ("alias", "builtin", "command", "coproc", "enable", "time")
+_UNFOLLOWED = ("alias", "builtin", "command", "coproc", "enable", "time")
 # Names that mean something else where a function has them.
-BUILTINS: Final = frozenset(
+BUILTINS = frozenset(
     ". : [ declare echo eval exec exit export false local printf read readonly set source test true typeset unset".split()
 )
 # NAME=value before one of them stays where a shell keeps to POSIX.
-KEEPING: Final = frozenset(
+KEEPING = frozenset(
     ". : break continue eval exec exit export readonly return set shift source times trap unset".split()
 )
 # Variables that a shell sets, or reads, in its own way.
-_OF_THE_SHELL: Final = (
-    "BASHPID EPOCHSECONDS EUID GROUPS LINENO PPID RANDOM SECONDS SRANDOM UID _".split()
-)
+_OF_THE_SHELL = "BASHPID EPOCHSECONDS EUID GROUPS LINENO PPID RANDOM SECONDS SRANDOM UID _".split()
 # {NAME}>file
-_REDIRECTED: Final = re.compile(r"\{[A-Za-z_]\w*\}[<>]")
+_REDIRECTED = re.compile(r"\{[A-Za-z_]\w*\}[<>]")
 # Signals of a trap after which a script does not go on.
-_AT_ENDS: Final = frozenset("EXIT 0 INT TERM HUP QUIT SIGINT SIGTERM SIGHUP SIGQUIT".split())
+_AT_ENDS = frozenset("EXIT 0 INT TERM HUP QUIT SIGINT SIGTERM SIGHUP SIGQUIT".split())
 # Options of `shopt` that change no value and no test that the walk decides.
-_HARMLESS: Final = frozenset(
+_HARMLESS = frozenset(
     "checkwinsize dotglob extglob failglob globstar histappend inherit_errexit nullglob -s -u".split()
 )
 # Options of `declare` that change what is assigned.
-_CONVERTING: Final = frozenset("giluc")
+_CONVERTING = frozenset("giluc")
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from typing import Final
 
 from tree_sitter import Node
 
@@ -24,10 +23,10 @@ from kubetune.plugins.importers.shell.state import (
 )
 from kubetune.plugins.importers.shell.values import Values
 
-_MOST_COMMANDS: Final = 10_000
-_QUIET_COMMANDS: Final = ("[", "echo", "printf", "set", "shift", "test", "trap", "wait")
+_MOST_COMMANDS = 10_000
+_QUIET_COMMANDS = ("[", "echo", "printf", "set", "shift", "test", "trap", "wait")
 # `--seed 1` and `trainer.seed=1` are no programs.
-_ARGUMENT: Final = re.compile(r"-|[+~]*[\w./]+=")
+_ARGUMENT = re.compile(r"-|[+~]*[\w./]+=")
 
 
 class Commands:

@@ -16,21 +16,20 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.nodes import field_of, is_calculated_test, is_known, text_of
 from kubetune.plugins.importers.shell.values import Values
 
-_OF_TEXTS: Final[dict[str, Callable[[str, str], bool]]] = {
+_OF_TEXTS: dict[str, Callable[[str, str], bool]] = {
     "=": operator.eq,
     "==": operator.eq,
     "!=": operator.ne,
 }
 # In [ … ] the bytes decide. In [[ … ]] the user's language does.
-_ORDERED: Final = {**_OF_TEXTS, "<": operator.lt, ">": operator.gt}
-_OF_NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
+_ORDERED = {**_OF_TEXTS, "<": operator.lt, ">": operator.gt}
+_OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
     "-lt": operator.lt,
@@ -38,12 +37,12 @@ _OF_NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-gt": operator.gt,
     "-ge": operator.ge,
 }
-_PATTERN: Final = re.compile(r"[*?\[\]\\(){]")
+_PATTERN = re.compile(r"[*?\[\]\\(){]")
 # Quoted, these are no patterns.
-_QUOTED: Final = ("string", "raw_string")
+_QUOTED = ("string", "raw_string")
 # Others, such as 010, are octal for [[ … ]] and decimal for [ … ].
-_DECIMAL: Final = re.compile(r"-?(0|[1-9]\d*)")
-_ENDS: Final = {"true": True, ":": True, "false": False}
+_DECIMAL = re.compile(r"-?(0|[1-9]\d*)")
+_ENDS = {"true": True, ":": True, "false": False}
 
 
 def tested(node: Node, values: Values) -> bool | None:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser, Point, Range
 
 # A line that goes on in the next one: a shell takes backslash and end of line out before it reads words.
-_JOINTS: Final = re.compile(rb"(?<!\\)(?:\\\\)*((?:\\\n)+)")
+_JOINTS = re.compile(rb"(?<!\\)(?:\\\\)*((?:\\\n)+)")
 # What a joint becomes in the source, whose lines keep their numbers. The parser never sees it.
-_JOINED: Final = "\0\n"
+_JOINED = "\0\n"
 # `[` is a command like any other. The grammar takes its words for an expression, and not all that a shell takes, such
 # as `[ 10 \> 9 ]`; under another name they stay words.
-_BRACKET: Final = re.compile(rb"(?<![^\s;&|(`])\[(?=[ \t]|\\\n)")
-_RENAMED: Final = "\1"
+_BRACKET = re.compile(rb"(?<![^\s;&|(`])\[(?=[ \t]|\\\n)")
+_RENAMED = "\1"
 # Where a shell keeps backslashes, as it does in a here-document whose end is quoted.
-_LITERAL: Final = ("ansi_c_string", "comment", "raw_string")
-_QUOTED_END: Final = re.compile(r"""<<-?\s*\w*["'\\]""")
+_LITERAL = ("ansi_c_string", "comment", "raw_string")
+_QUOTED_END = re.compile(r"""<<-?\s*\w*["'\\]""")
 # Passes over a script: what is joined or ended may open a quotation or a block, or close one, for what follows.
-_MOST_PASSES: Final = 50
+_MOST_PASSES = 50
 
 
 def parsed(text: str) -> Node:

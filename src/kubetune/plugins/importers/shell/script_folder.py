@@ -12,24 +12,23 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from typing import Final
 
 # What scripts write for the folder that they lie in:
 #     $(dirname "$0")
 #     $(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-_OF_THE_SCRIPT: Final = re.compile(
+_OF_THE_SCRIPT = re.compile(
     r"\$\((?:cd )?\"?\$?\(?dirname (?:-- )?\"?\$\{?(?:0|BASH_SOURCE(?:\[0\])?)\}?\"?\)?\"?(?: &&? ?pwd)?\)"
 )
 # A folder that only a running shell knows.
-UNKNOWN: Final = "$PWD"
+UNKNOWN = "$PWD"
 # Programs that read the files that they name.
-_READERS: Final = frozenset(
+_READERS = frozenset(
     "[ basename cat cmp diff dirname du file grep head jq less ls md5sum mkdir more readlink realpath sha256sum".split()
     + "stat tail test touch wc".split()
 )
 # Programs that change the files that they name with this option, and else read them.
-_CHANGING_WITH: Final = {"sed": "-i", "perl": "-i", "yq": "-i"}
-_COPYING: Final = ("cp", "install", "ln", "mv", "rsync", "scp")
+_CHANGING_WITH = {"sed": "-i", "perl": "-i", "yq": "-i"}
+_COPYING = ("cp", "install", "ln", "mv", "rsync", "scp")
 
 
 def moved(folder: str, target: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
 
 from tree_sitter import Node
 
@@ -13,15 +12,15 @@ from kubetune.plugins.importers.shell.beyond import Doubts
 from kubetune.plugins.importers.shell.nodes import is_known, joined, line_of, text_of
 from kubetune.plugins.importers.shell.state import Alternatives, ShellState, Value, Word, doubted
 
-_EXPANSION: Final = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", re.DOTALL)
-_VARIABLE: Final = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
-_NAME_IN_A_CALCULATION: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
+_EXPANSION = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", re.DOTALL)
+_VARIABLE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
+_NAME_IN_A_CALCULATION = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
 # Escapes that mean the same in $'…' as in Python.
-_PLAIN_ESCAPES: Final = re.compile(r"(?:[ -\[\]-~]|\\[abfnrtv\\'\"])*")
+_PLAIN_ESCAPES = re.compile(r"(?:[ -\[\]-~]|\\[abfnrtv\\'\"])*")
 # Values of these are several words if they hold blanks, and none if they are empty.
-_SPLIT: Final = ("simple_expansion", "expansion")
-_BLANKS: Final = re.compile(r"[ \t\n]+")
-_NUMBER: Final = re.compile(r"-?[\d.]+(e-?\d+)?")
+_SPLIT = ("simple_expansion", "expansion")
+_BLANKS = re.compile(r"[ \t\n]+")
+_NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?")
 
 
 class Values:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from tree_sitter import Node
 
@@ -16,8 +15,8 @@ from kubetune.plugins.importers.shell.state import merged
 from kubetune.plugins.importers.shell.values import Values
 
 # Commands before `&&` that ask something; others prepare what follows them.
-_QUESTIONS: Final = ("[", "test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
-_SILENT: Final = ("comment", "test_command", "heredoc_body", "word")
+_QUESTIONS = ("[", "test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
+_SILENT = ("comment", "test_command", "heredoc_body", "word")
 # A condition that is not known, and the walk of what depends on it.
 Branch = tuple[str, Callable[[], None]]
 # The conditions of an `if` or `elif`, and its statements; `else` has no conditions.
