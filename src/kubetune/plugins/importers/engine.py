@@ -137,6 +137,7 @@ class Table:
     # By names: the reason, or a tuple of it and the values with which the tool does as kubetune does.
     dropped: Mapping[str, Any] = field(default_factory=dict)
     unneeded: Mapping[str, str] = field(default_factory=dict)  # by names: the reason
+    section: str = ""  # stands before each of the names, as `trainer.`
 
     def by_key(self) -> dict[str, Row]:
         """Return the row of each key. Of two rows for one key, the last one counts."""
@@ -144,7 +145,7 @@ class Table:
         rows += self.rows
         rows += [_row_of_dropped(keys, reason) for keys, reason in self.dropped.items()]
         rows += [Row(keys, other=unneeded(reason)) for keys, reason in self.unneeded.items()]
-        return {key: row for row in rows for key in row.keys.split()}
+        return {self.section + key: row for row in rows for key in row.keys.split()}
 
 
 def _row_of_dropped(keys: str, reason: str | tuple[Any, ...]) -> Row:
@@ -316,8 +317,7 @@ class Draft:
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise ConfigError at a key's line: no run could mean what it says."""
-        line = self.lines.get(key, 1)
-        place = f"{self.path}:{line}: {self.place}{key}"
+        place = f"{self.path}:{self.line_of(key)}: {self.place}{key}"
         raise ConfigError(f"{place}: {why}. Nothing was written.")
 
     def refuse_value(self, key: str) -> NoReturn:
@@ -338,9 +338,13 @@ class Draft:
 
     def section(self, place: str, item: Mapping[str, Any]) -> Draft:
         """Return a draft of one section of the file, such as a source of data, with notes of its own."""
-        # Lines are known of the keys at the top of a file only.
-        line = self.lines.get(re.split(r"[.\[]", place)[0], 1)
-        return Draft(self.tool, item, dict.fromkeys(item, line), self.path, place=f"{place}.")
+        lines = dict.fromkeys(item, self.line_of(place))
+        return Draft(self.tool, item, lines, self.path, place=f"{place}.")
+
+    def line_of(self, key: str) -> int:
+        """Return the line of a key. Those within a section of a file have the line of the section."""
+        section = re.split(r"[.\[]", key)[0]
+        return self.lines.get(key) or self.lines.get(section, 1)
 
     def apply(self, table: Mapping[str, Row], first: str = "", unknown: str = "") -> None:
         """Send every key that nobody took to its row, those of `first` before the others.
@@ -391,7 +395,7 @@ class Draft:
         if isinstance(value, str) and is_secret((key,), value, known=False):
             value = None
             text += "; its value looks like a secret and is not repeated here"
-        self.notes.append(Note(kind, self.place + key, value, text, self.lines.get(key, 0)))
+        self.notes.append(Note(kind, self.place + key, value, text, self.line_of(key)))
 
 
 def convert(draft: Draft, more: Iterable[Table]) -> None:

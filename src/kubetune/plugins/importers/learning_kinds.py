@@ -5,8 +5,6 @@ A kind is read before a tool's own tables, which know supervised fine-tuning; it
 
 from __future__ import annotations
 
-from typing import Any
-
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import by_reward, by_teacher, preference_tuning
 from kubetune.plugins.importers.engine import Draft, Table
@@ -24,7 +22,7 @@ _TASKS = {
     "kd": "distill",
 }
 # Keys that name a kind, and what they may name.
-_NAMING: dict[str, tuple[Any, ...]] = {
+_NAMING = {
     "rl": tuple(_TASKS),
     "rlhf_type": tuple(_TASKS),
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
@@ -57,7 +55,7 @@ def require_known_kind(draft: Draft) -> None:
     for key, known in _NAMING.items():
         value = draft.theirs.get(key)
         if value and value not in known:
-            where = f"{draft.path}:{draft.lines.get(key, 1)}"
+            where = f"{draft.path}:{draft.line_of(key)}"
             raise ConfigError(
                 f"{where}: {key} is {inline(value)[:60]}; {_DOES}. Nothing was written."
             )

@@ -27,10 +27,9 @@ from kubetune.plugins.importers.engine import (
     unneeded,
 )
 
-_ACTOR = "actor_rollout_ref.actor."
-_ROLLOUT = "actor_rollout_ref.rollout."
-_MODEL = "actor_rollout_ref.model."
-_OF_STEP = f"{_ACTOR}ppo_mini_batch_size"
+_OF_STEP = "actor_rollout_ref.actor.ppo_mini_batch_size"
+_USE_KL = "actor_rollout_ref.actor.use_kl_loss"
+_NOT_PADDED = "nothing is padded, and memory decides the micro-batches"
 _BY_SOURCE = (
     "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here, and "
     "accuracy_reward compares formulas"
@@ -102,7 +101,7 @@ def _prompts(value: Any, draft: Draft) -> Outcome:
 
 def _divergence(_: Any, draft: Draft) -> Outcome:
     """Take the divergence from the model before training, which is switched on."""
-    return carried(draft.get(f"{_ACTOR}kl_loss_coef") or 0.001)
+    return carried(draft.get("actor_rollout_ref.actor.kl_loss_coef") or 0.001)
 
 
 def _finish(draft: Draft) -> None:
@@ -118,7 +117,7 @@ def _finish(draft: Draft) -> None:
         draft.refuse(next(iter(draft.theirs)), why)
     if draft.has("lora.r"):
         draft.assume("lora", None)
-    if draft.get(f"{_ACTOR}use_kl_loss"):
+    if draft.get(_USE_KL):
         draft.assume("grpo.use_bias_correction_kl", False)
     if not draft.has("rewards"):
         draft.assume("rewards", [{"name": "numeric"}], _BY_SOURCE)
@@ -143,12 +142,117 @@ def _steps(value: Any, draft: Draft) -> Outcome:
     if value <= 0:
         return OFF
     steps = draft.ours("grpo.steps_per_generation") or _asked(1024, draft).value
-    of_step = steps * (draft.get(f"{_ACTOR}ppo_epochs") or 1)
+    of_step = steps * (draft.get("actor_rollout_ref.actor.ppo_epochs") or 1)
     if of_step == 1:
         return carried(value)
     why = f"a step there has {of_step} optimizer steps, which are counted here"
     return near(value * of_step, why)
 
+
+# Its settings by section; `critic`, `reward_model` and the rest are other methods'.
+_DATA = Table(
+    section="data.",
+    same={
+        "grpo.max_completion_length": "max_response_length",
+        "training.seed": "seed",
+    },
+    rows=[
+        Row("image_key video_key", other=_images),
+        Row("train_batch_size", "grpo.steps_per_generation", other=_asked),
+        Row("max_prompt_length", "data.max_length",
+            other=lambda value, _: near(value, "prompt and right answer are counted here")),
+        Row("filter_overlong_prompts", "data.overlong", {True: "drop"}, carried("error")),
+    ],
+    dropped={
+        "shuffle": (SHUFFLED, True),
+        "truncation": ("a prompt is asked whole or left out", "error"),
+    },
+    unneeded={"prompt_key": "named in the sources of data.train", "dataloader_num_workers": _NOT_PADDED},
+)  # fmt: skip
+_MODEL = Table(
+    section="actor_rollout_ref.model.",
+    same={"model.path": "path", "lora.alpha": "lora_alpha"},
+    rows=[
+        Row("lora_rank", "lora.r", {0: unneeded("0: every parameter is trained")}),
+        Row("target_modules", "lora.target_modules", other=as_names),
+        switch("enable_gradient_checkpointing", "training.gradient_checkpointing"),
+    ],
+    unneeded={"use_remove_padding use_shm use_fused_kernels": _NOT_PADDED},
+)
+_ACTOR = Table(
+    section="actor_rollout_ref.actor.",
+    same={
+        "grpo.epsilon": "clip_ratio_low clip_ratio",
+        "grpo.epsilon_high": "clip_ratio_high",
+        "grpo.delta": "clip_ratio_c",
+        "grpo.num_iterations": "ppo_epochs",
+        "training.learning_rate": "optim.lr",
+        "training.weight_decay": "optim.weight_decay",
+        "training.max_grad_norm": "grad_clip optim.clip_grad",
+        "training.per_device_train_batch_size": "ppo_micro_batch_size_per_gpu",
+    },
+    rows=[
+        Row("ppo_mini_batch_size", "training.global_batch_size", other=_prompts),
+        # The divergence from the model before training.
+        Row("use_kl_loss", "grpo.beta", {False: OFF}, _divergence),
+        Row("kl_loss_coef", "grpo.beta", beside=_USE_KL),
+        Row("kl_loss_type", "grpo.kl_estimator", _ESTIMATORS, dropped("k1, abs, k2 and k3 are there"), beside=_USE_KL),
+        # The loss.
+        Row("loss_agg_mode", "grpo.loss_type", _LOSSES, dropped(f"expected one of {', '.join(_LOSSES)}")),
+        Row("policy_loss.loss_mode", "grpo.importance_sampling_level",
+            {"vanilla": unneeded("the ratio is clipped, as here"), "gspo": "sequence"},
+            dropped("vanilla and gspo are there; see grpo.loss_type")),
+        # The learning rate.
+        Row("optim.lr_warmup_steps", "training.warmup_steps", other=_steps),
+        Row("optim.lr_warmup_steps_ratio", "training.warmup_ratio", other=_unlimited),
+        Row("optim.warmup_style optim.lr_scheduler_type", "training.lr_scheduler_type",
+            {"constant": "constant", "cosine": "cosine"}, dropped("constant and cosine are there")),
+    ],
+    dropped={"entropy_coeff": ("entropy is measured, and has no part in the loss", 0)},
+    unneeded={"use_dynamic_bsz ppo_max_token_len_per_gpu use_torch_compile strategy": _NOT_PADDED},
+)  # fmt: skip
+_ROLLOUT = Table(
+    section="actor_rollout_ref.rollout.",
+    same={
+        "grpo.num_generations": "n",
+        "grpo.temperature": "temperature",
+        "grpo.top_p": "top_p",
+        "grpo.max_completion_length": "response_length",
+    },
+    rows=[Row("top_k", "grpo.top_k", other=ALL_TOKENS)],
+    dropped={
+        "name": "the model draws its answers itself; grpo.servers names stock vLLM servers that do"
+    },
+    unneeded={"do_sample": "answers are drawn"},
+)
+_TRAINER = Table(
+    section="trainer.",
+    same={
+        "training.num_train_epochs": "total_epochs",
+        "compute.gpus_per_node": "n_gpus_per_node",
+        "compute.nodes": "nnodes",
+    },
+    rows=[
+        Row("total_training_steps", "training.max_steps", other=_steps),
+        Row("save_freq", "training.save_steps", other=_steps),
+        Row("test_freq", "training.eval_steps", other=_steps),
+        Row("logger", other=trackers),
+    ],
+    dropped={"project_name experiment_name": "see name, and tracking.wandb.project"},
+    unneeded={"critic_warmup": "GRPO has no critic"},
+)
+_OTHERS = Table(
+    rows=[
+        Row("algorithm.adv_estimator", "task", other=_estimator),
+        Row("algorithm.norm_adv_by_std_in_grpo", "grpo.scale_rewards", {False: "none"}, carried("group")),
+        Row("custom_reward_function.path reward.custom_reward_function.path", "rewards", other=_reward),
+    ],
+    dropped={
+        "algorithm.use_kl_in_reward": ("the divergence is a part of the loss", False),
+        "reward_model.enable reward.reward_model.enable": ("rewards by a model are not there", False),
+    },
+    unneeded={"custom_reward_function.name reward.custom_reward_function.name": "named in rewards"},
+)  # fmt: skip
 
 TOOL = Tool(
     name="verl",
@@ -169,77 +273,5 @@ TOOL = Tool(
         "training.lr_scheduler_type": "constant",
         "training.weight_decay": 0.01,
     },
-    tables=(Table(
-        same={
-            "model.path": f"{_MODEL}path",
-            "lora.alpha": f"{_MODEL}lora_alpha",
-            "grpo.num_generations": f"{_ROLLOUT}n",
-            "grpo.temperature": f"{_ROLLOUT}temperature",
-            "grpo.top_p": f"{_ROLLOUT}top_p",
-            "grpo.max_completion_length": f"{_ROLLOUT}response_length data.max_response_length",
-            "grpo.epsilon": f"{_ACTOR}clip_ratio_low {_ACTOR}clip_ratio",
-            "grpo.epsilon_high": f"{_ACTOR}clip_ratio_high",
-            "grpo.delta": f"{_ACTOR}clip_ratio_c",
-            "grpo.num_iterations": f"{_ACTOR}ppo_epochs",
-            "training.learning_rate": f"{_ACTOR}optim.lr",
-            "training.weight_decay": f"{_ACTOR}optim.weight_decay",
-            "training.max_grad_norm": f"{_ACTOR}grad_clip {_ACTOR}optim.clip_grad",
-            "training.per_device_train_batch_size": f"{_ACTOR}ppo_micro_batch_size_per_gpu",
-            "training.num_train_epochs": "trainer.total_epochs",
-            "training.seed": "data.seed",
-            "compute.gpus_per_node": "trainer.n_gpus_per_node",
-            "compute.nodes": "trainer.nnodes",
-        },
-        rows=[
-            Row("algorithm.adv_estimator", "task", other=_estimator),
-            Row("data.image_key data.video_key", other=_images),
-            Row(f"{_MODEL}lora_rank", "lora.r", {0: unneeded("0: every parameter is trained")}),
-            Row("custom_reward_function.path reward.custom_reward_function.path", "rewards", other=_reward),
-            Row(_OF_STEP, "training.global_batch_size", other=_prompts),
-            Row("data.train_batch_size", "grpo.steps_per_generation", other=_asked),
-            Row(f"{_ACTOR}use_kl_loss", "grpo.beta", {False: OFF}, _divergence),
-            Row(f"{_ACTOR}kl_loss_coef", "grpo.beta", beside=f"{_ACTOR}use_kl_loss"),
-            Row(f"{_ACTOR}kl_loss_type", "grpo.kl_estimator", _ESTIMATORS, dropped("k1, abs, k2 and k3 are there"),
-                beside=f"{_ACTOR}use_kl_loss"),
-            switch(f"{_MODEL}enable_gradient_checkpointing", "training.gradient_checkpointing"),
-            Row(f"{_MODEL}target_modules", "lora.target_modules", other=as_names),
-            Row(f"{_ROLLOUT}top_k", "grpo.top_k", other=ALL_TOKENS),
-            Row("data.max_prompt_length", "data.max_length",
-                other=lambda value, _: near(value, "prompt and right answer are counted here")),
-            Row("data.filter_overlong_prompts", "data.overlong", {True: "drop"}, carried("error")),
-            # The loss.
-            Row(f"{_ACTOR}loss_agg_mode", "grpo.loss_type", _LOSSES, dropped(f"expected one of {', '.join(_LOSSES)}")),
-            Row(f"{_ACTOR}policy_loss.loss_mode", "grpo.importance_sampling_level",
-                {"vanilla": unneeded("the ratio is clipped, as here"), "gspo": "sequence"},
-                dropped("vanilla and gspo are there; see grpo.loss_type")),
-            Row("algorithm.norm_adv_by_std_in_grpo", "grpo.scale_rewards", {False: "none"}, carried("group")),
-            # Training, and where it runs.
-            Row(f"{_ACTOR}optim.lr_warmup_steps", "training.warmup_steps", other=_steps),
-            Row(f"{_ACTOR}optim.lr_warmup_steps_ratio", "training.warmup_ratio", other=_unlimited),
-            Row(f"{_ACTOR}optim.warmup_style {_ACTOR}optim.lr_scheduler_type", "training.lr_scheduler_type",
-                {"constant": "constant", "cosine": "cosine"}, dropped("constant and cosine are there")),
-            Row("trainer.total_training_steps", "training.max_steps", other=_steps),
-            Row("trainer.save_freq", "training.save_steps", other=_steps),
-            Row("trainer.test_freq", "training.eval_steps", other=_steps),
-            Row("trainer.logger", other=trackers),
-        ],
-        dropped={
-            "data.shuffle": (SHUFFLED, True),
-            "data.truncation": ("a prompt is asked whole or left out", "error"),
-            "algorithm.use_kl_in_reward": ("the divergence is a part of the loss", False),
-            f"{_ACTOR}entropy_coeff": ("entropy is measured, and has no part in the loss", 0),
-            "reward_model.enable reward.reward_model.enable": ("rewards by a model are not there", False),
-            f"{_ROLLOUT}name": "the model draws its answers itself; grpo.servers names stock vLLM servers that do",
-            "trainer.project_name trainer.experiment_name": "see name, and tracking.wandb.project",
-        },
-        unneeded={
-            "data.prompt_key": "named in the sources of data.train",
-            "custom_reward_function.name reward.custom_reward_function.name": "named in rewards",
-            f"{_ROLLOUT}do_sample": "answers are drawn",
-            "trainer.critic_warmup": "GRPO has no critic",
-            f"{_MODEL}use_remove_padding {_MODEL}use_shm {_MODEL}use_fused_kernels {_ACTOR}use_dynamic_bsz "
-            f"{_ACTOR}ppo_max_token_len_per_gpu {_ACTOR}use_torch_compile {_ACTOR}strategy "
-            "data.dataloader_num_workers": "nothing is padded, and memory decides the micro-batches",
-        },
-    ),),
+    tables=(_DATA, _MODEL, _ACTOR, _ROLLOUT, _TRAINER, _OTHERS),
 )  # fmt: skip
