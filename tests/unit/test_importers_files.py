@@ -43,6 +43,9 @@ CHANGING = [
     "into() { cd sub; }\ninto\ntrl sft --config c.yaml",
     "cd sub\ncd -\ntrl sft --config c.yaml",
     "pushd sub\npopd\ntrl sft --config c.yaml",
+    # Whatever a program does with the file's name.
+    "cp c.yaml sub/copy.yaml\ntrl sft --config c.yaml",
+    "sed s/1e-3/5e-6/ c.yaml > new.yaml\ntrl sft --config c.yaml",
 ]
 PLAIN = [
     "trl sft --config c.yaml",
@@ -55,8 +58,7 @@ PLAIN = [
     'cd "$(dirname "$0")"/sub\ntrl sft --config c.yaml',
     "cd $(dirname $0)/sub\ntrl sft --config c.yaml",
     "trl sft --config sub/c.yaml",
-    "grep rate c.yaml\nsed s/1e-3/5e-6/ c.yaml > new.yaml\ntrl sft --config c.yaml",
-    "cp c.yaml sub/copy.yaml\nmkdir -p out\ncp c.yaml out/\ncp c.yaml $OUT\ntrl sft --config c.yaml > log 2>&1",
+    "grep rate c.yaml > new.yaml\nmkdir -p out\ntrl sft --config c.yaml > log 2>&1",
     "trl sft --config c.yaml\nsed -i s/1e-3/5e-6/ c.yaml",
     # NAME=value before a command is set after the other words are filled in.
     "LR=2e-4\nLR=6 trl sft --model_name_or_path a/model --dataset_name a/set --learning_rate $LR",

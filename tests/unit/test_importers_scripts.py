@@ -77,6 +77,8 @@ UNSURE = {
     "read": ("X=1\nread X", "is set by `read` (line 2)"),
     "source": ("X=1\nsource env.sh", "which `source` may set anew (line 2)"),
     "eval": ('X=1\neval "$SETTINGS"', "which `eval` may set anew (line 2)"),
+    "array in a branch": ("X=(1)\n[ -d x ] && X=(2)", "is set in branches (lines 1, 2)"),
+    "array or not": ("[ -d x ] && X=(2)", "is set in branches (line 1)"),
     "source in a branch": ("X=1\n[ -f env.sh ] && source env.sh", "is set in branches (line 1)"),
     "argument": ("X=$1", "holds $1, which the file does not set"),
     "not set": ("", "holds $X, which the file does not set"),

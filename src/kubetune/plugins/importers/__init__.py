@@ -85,9 +85,9 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     """Return what becomes of each key. Raise ConfigError for a kind of learning that kubetune does not do."""
     tool = _tools()[peer]
-    if tool.has_sections:
-        foreign = flattened(foreign)
     theirs = foreign.settings
+    if tool.has_sections:
+        theirs = flattened(theirs)
     if isinstance(theirs.get(tool.merged), dict):
         theirs = {**theirs[tool.merged], **theirs}
     unknown = unknown_values(theirs, foreign.variables)
@@ -101,22 +101,8 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
     _complete(draft)
-    _add_notes_of_script(draft, foreign)
+    draft.notes += foreign.notes
     return draft
-
-
-def _add_notes_of_script(draft: Draft, foreign: Foreign) -> None:
-    """Name what stands in a script and is not followed: further commands, and lines that only a running shell knows."""
-    for line, command in foreign.more.items():
-        text = "a further command of the script; a run file holds one run"
-        draft.notes.append(Note("dropped", f"line {line}", command, text, line))
-    for word in foreign.strays:
-        # The file that the command takes its settings from.
-        if not word.endswith((".yaml", ".yml", ".json")):
-            text = "belongs to no option of the command; what it says is not read"
-            draft.notes.append(Note("dropped", f"word {word}", None, text, foreign.line))
-    for line, text in foreign.notes.items():
-        draft.notes.append(Note("approximated", f"line {line}", None, text, line))
 
 
 def _tools() -> dict[str, Tool]:
@@ -151,7 +137,7 @@ def _require_model_and_data(draft: Draft) -> None:
     for path in wanted:
         key = draft.undecided.get(path)
         if key is not None and not draft.has(path):
-            problems.append(f"{draft.path}:{draft.lines.get(key, 1)}: {key}: {draft.unknown[key]}.")
+            problems.append(f"{draft.path}:{draft.line_of(key)}: {key}: {draft.unknown[key]}.")
     keys = ", ".join(list(draft.theirs)[:8])
     raise ConfigError(
         problems
@@ -244,4 +230,4 @@ def _in_their_words(problem: str, file: Path, draft: Draft) -> str:
     key = draft.origin(path or "".join(within[:1]))
     if key is None or (not path and len(within) != 1):
         return f"{draft.path}: as a run file: {text}"
-    return f"{draft.path}:{draft.lines.get(key, 1)}: {key}: becomes {text}"
+    return f"{draft.path}:{draft.line_of(key)}: {key}: becomes {text}"

@@ -8,15 +8,15 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers.engine import ToolCommand
+from kubetune.plugins.importers.engine import Note, ToolCommand
 from kubetune.plugins.importers.shell import Command, Script, Word, read_script
-from kubetune.plugins.importers.shell.script_folder import may_be_same, may_write
+from kubetune.plugins.importers.shell.script_folder import is_named, may_write
 
 _SCRIPTS = (".sh", ".bash")
 # "$@", $*, "${@:2}": what the script is called with.
@@ -46,12 +46,9 @@ class Foreign:
     lines: Mapping[str, int]  # of each key
     peer: str | None = None  # the tool, where the file names it
     command: str | None = None  # subcommand in a script, such as `sft`
-    more: dict[int, str] = field(default_factory=dict)  # further training commands, by line
-    strays: tuple[str, ...] = ()  # words of the command that belong to no option
-    line: int = 0  # of the command
-    variables: dict[str, str] = field(default_factory=dict)  # why a script's `$NAME` is not known
-    # Lines of a script that are not followed, with why.
-    notes: dict[int, str] = field(default_factory=dict)
+    # Why a script's `$NAME` is not known.
+    variables: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[Note] = ()  # what stands in a script beside the settings
 
 
 def read_foreign(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
@@ -93,24 +90,15 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return settings, lines
 
 
-def flattened(foreign: Foreign) -> Foreign:
+def flattened(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
     """Return settings by their whole keys: `{actor_rollout_ref: {rollout: {n: 8}}}` is `actor_rollout_ref.rollout.n`."""
-    settings: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-
-    # Lines are known of the keys at the top only, so what is within has the line of its section.
-    def add(key: str, value: Any, line: int) -> None:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            for name, item in value.items():
-                add(f"{key}.{name}", item, line)
-            return
-        settings[key] = value
-        lines[key] = line
-
-    for key, value in foreign.settings.items():
-        # `+key=value` and `++key=value` are hydra's words for a key that the defaults do not have.
-        add(key.lstrip("+"), value, foreign.lines.get(key, 1))
-    return replace(foreign, settings=settings, lines=lines)
+            flat |= flattened(value, f"{within}{key}.")
+        else:
+            flat[within + key] = value
+    return flat
 
 
 def _refuse(path: Path, problem: str) -> NoReturn:
@@ -136,6 +124,55 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
             path,
             f"calls no command that is known; expected one of {expected}, with its arguments{unread}",
         )
+    first = _first(path, calls)
+    _require_programs(path, first, script)
+    _require_unchanged(path, first, script, [call.command for call in calls])
+    further = [call for call in calls if call is not first]
+    return _settings_of(path, first, script, _notes(script, first, further))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a tool in a script."""
+
+    command: Command
+    peer: str  # the tool
+    assigns: bool  # it takes key=value
+    subcommand: str
+    before: tuple[Word, ...]  # words of its launcher
+    after: tuple[Word, ...]  # its arguments
+
+    def text(self) -> str:
+        """Return the call as the script has it, without its launcher."""
+        words = self.command.words[len(self.before) :]
+        return " ".join(word.text for word in words)
+
+
+def _call(command: Command, commands: Mapping[str, ToolCommand]) -> _Call | None:
+    """Return the call of a tool that a command is, or None for any other command."""
+    # Spaces within a word are none between words: `--note "swift sft"` calls nothing, and a word that may not be there
+    # names nothing.
+    texts = ["_" if word.why else re.sub(r"\s", "_", word.text) for word in command.words]
+    for place in range(len(texts)):
+        # A tool is a word, which may begin with its folder, or a word with a subcommand.
+        named = " ".join(texts[place : place + 2])
+        for peer, known in commands.items():
+            match = re.match(rf"(?:\S*/)?(?:{known.pattern})", named)
+            if match is not None:
+                end = place + 1 + match[0].count(" ")
+                return _Call(
+                    command,
+                    peer,
+                    assigns=known.assigns,
+                    subcommand=next(filter(None, match.groups())),
+                    before=command.words[:place],
+                    after=command.words[end:],
+                )
+    return None
+
+
+def _first(path: Path, calls: Sequence[_Call]) -> _Call:
+    """Return the first call that is certain. Raise ConfigError if only a running shell knows which it is."""
     sure = [call for call in calls if not call.command.condition]
     if not sure and len(calls) > 1:
         lines = [f"line {call.command.line} (where {call.command.condition})" for call in calls]
@@ -144,105 +181,58 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
             f"calls a training in several branches, and only a running shell knows which: {', '.join(lines)}; "
             "leave one of them in the file",
         )
-    first = (sure or calls)[0]
-    _require_programs(path, first, script)
-    more: dict[int, str] = {}
-    for call in calls:
-        if call is not first:
-            earlier = more.get(call.command.line)
-            text = call.text[call.start :]
-            more[call.command.line] = f"{earlier}; {text}" if earlier else text
-    notes = dict(script.unread)
-    if not sure:
-        notes[first.command.line] = (
+    return (sure or calls)[0]
+
+
+def _notes(script: Script, first: _Call, further: Sequence[_Call]) -> list[Note]:
+    """Name what stands in a script and is not followed: further calls, and lines that only a running shell knows."""
+    texts: dict[int, list[str]] = {}
+    for call in further:
+        texts.setdefault(call.command.line, []).append(call.text())
+    notes = []
+    for line, several in texts.items():
+        why = "a further command of the script; a run file holds one run"
+        notes.append(Note("dropped", f"line {line}", "; ".join(several), why, line))
+    unread = dict(script.unread)
+    if first.command.condition:
+        unread[first.command.line] = (
             f"is called only where {first.command.condition}, which a running shell knows; taken as if it were"
         )
-    called = [call.command for call in calls]
-    _require_unchanged(path, first, script, called)
-    foreign = _read_command(path, first)
-    variables = {**script.unclear, **foreign.variables}
-    return replace(foreign, more=more, notes=notes, variables=variables)
+    for line, why in unread.items():
+        notes.append(Note("approximated", f"line {line}", None, why, line))
+    return notes
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a tool in a script."""
-
-    command: Command
-    text: str  # its words, with spaces between
-    start: int  # where the tool's name begins in the text
-    peer: str  # the tool
-    assigns: bool  # it takes key=value
-    subcommand: str
-    before: tuple[Word, ...]  # words of its launcher
-    after: tuple[Word, ...]  # its arguments
-
-
-def _call(command: Command, commands: Mapping[str, ToolCommand]) -> _Call | None:
-    """Return the call of a tool that a command is, or None for any other command."""
-    # Spaces within a word are none between words: `--note "swift sft"` calls nothing.
-    spans = []
-    texts: list[str] = []
-    start = 0
-    for word in command.words:
-        text = re.sub(r"\s", "_", word.text)
-        spans.append((start, start + len(text)))
-        texts.append(text)
-        start += len(text) + 1
-    line = " ".join(texts)
-    matches = []
-    for peer, known in commands.items():
-        # In `strategy=megatron trainer.nnodes=2` the name is no command: it begins within a word.
-        for match in re.finditer(rf"(?<![^\s/]){known.pattern}", line):
-            matches.append((match, peer))
-    if not matches:
-        return None
-    match, peer = min(matches, key=lambda pair: pair[0].start())
-    pairs = list(zip(command.words, spans, strict=True))
-    return _Call(
-        command,
-        text=" ".join(word.text for word in command.words),
-        start=match.start(),
-        peer=peer,
-        assigns=commands[peer].assigns,
-        subcommand=next(filter(None, match.groups())),
-        before=tuple(word for word, (_, end) in pairs if end <= match.start()),
-        after=tuple(word for word, (start, _) in pairs if start >= match.end()),
-    )
-
-
-def _read_command(path: Path, call: _Call) -> Foreign:
+def _settings_of(path: Path, call: _Call, script: Script, notes: list[Note]) -> Foreign:
     """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
+    line = call.command.line
     launcher = _arguments(call.before, assigns=True)
     arguments = _arguments(call.after, assigns=call.assigns)
-    exported = {name: _value(text) for name, text in call.command.exported.items()}
-    settings = {
-        **exported,
-        **launcher.assigned,
-        **_from_file(call, path),
-        **arguments.options,
-        **arguments.assigned,
-    }
+    settings = {name: _value(text) for name, text in call.command.exported.items()}
+    settings |= launcher.assigned
+    settings |= _from_file(call, path)
+    settings |= {key: _setting(values) for key, values in arguments.options.items()}
+    settings |= arguments.assigned
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
-    for key, value in launcher.options.items():
+    for key, values in launcher.options.items():
         # Of several values the others are the program's name.
-        first = value
-        if isinstance(value, list):
-            first = value[0]
-        settings[_LAUNCHED.get(key, f"launcher --{key}")] = first
+        settings[_LAUNCHED.get(key, f"launcher --{key}")] = _setting(values[:1])
     # An option that only some branches add has a value that nobody knows.
     unclear = launcher.unclear | arguments.unclear
     for key in unclear:
         settings[key] = f"${{{key}}}"
-    lines = dict.fromkeys(settings, call.command.line)
+    for word in arguments.strays:
+        # The file that the command takes its settings from.
+        if not word.endswith((".yaml", ".yml", ".json")):
+            why = "belongs to no option of the command; what it says is not read"
+            notes.append(Note("dropped", f"word {word}", None, why, line))
     return Foreign(
         settings,
-        lines,
+        dict.fromkeys(settings, line),
         call.peer,
         call.subcommand,
-        strays=tuple(arguments.strays),
-        line=call.command.line,
-        variables=unclear,
+        variables={**script.unclear, **unclear},
+        notes=notes,
     )
 
 
@@ -270,13 +260,11 @@ def _require_unchanged(path: Path, call: _Call, script: Script, called: Sequence
     config = _config_of(call)
     if not config:
         return
-    config = posixpath.join(call.command.folder, config)
-    lines = [line for name, line in script.written.items() if may_be_same(name, config)]
+    lines = [line for name, line in script.written.items() if is_named(name, config)]
     for command in script.commands:
-        if command not in called and command.line <= call.command.line:
-            words = [word.text for word in command.words]
-            if may_write(words, config, command.folder):
-                lines.append(command.line)
+        words = [word.text for word in command.words]
+        if command not in called and command.line <= call.command.line and may_write(words, config):
+            lines.append(command.line)
     if lines:
         _refuse(
             path,
@@ -308,7 +296,7 @@ def _from_file(call: _Call, path: Path) -> Mapping[str, Any]:
 class _Arguments:
     """What the words of a command say."""
 
-    options: dict[str, Any] = field(default_factory=dict)  # --key value
+    options: dict[str, list[Any]] = field(default_factory=dict)  # --key value …
     strays: list[str] = field(default_factory=list)  # words that belong to no option
     assigned: dict[str, Any] = field(default_factory=dict)  # key=value
     # Keys that branches set: why they are not certain.
@@ -318,38 +306,43 @@ class _Arguments:
 def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:
     """Return `--key value`, `--key=value`, `--key a b` and `--flag` of a command, and its assignments, `key=value`.
 
-    --lr 1e-4 --modules q k --bf16   →   lr: 1e-4, modules: [q, k], bf16: True
+    --lr 1e-4 --modules q k --bf16   →   lr: [1e-4], modules: [q, k], bf16: []
     """
     arguments = _Arguments()
-    values: dict[str, list[Any]] = {}
-    key = ""
+    key = ""  # of the option before a word
     for word in words:
         name, sign, value = word.text.partition("=")
+        about: list[str] = []  # keys that the word says something of
         if word.text.startswith("--"):
-            key = name.removeprefix("--").replace("-", "_")
-            values[key] = [_value(value)] if sign else []
-            if word.why:
-                # IFS may split `--key,value`.
-                for option in re.findall(r"--([\w.-]+)", word.text):
-                    arguments.unclear[option.replace("-", "_")] = word.why
+            key = _option(name)
+            arguments.options[key] = [_value(value)] if sign else []
+            # IFS may split `--key,value`.
+            about = [_option(option) for option in re.findall(r"--[\w.-]+", word.text)]
         elif assigns and sign:
-            name = name.strip()
+            # `+key=value` and `++key=value` are hydra's words for a key that the defaults do not have.
+            name = name.strip().lstrip("+")
             arguments.assigned[name] = _value(value)
-            if word.why:
-                arguments.unclear[name.lstrip("+")] = word.why
+            about = [name]
         elif key and not _CALLED_WITH.fullmatch(word.text):
-            values[key].append(_value(word.text))
+            arguments.options[key].append(_value(word.text))
+            about = [key]
         elif word.text.strip():
             arguments.strays.append(word.text)
-    # An option without a value is a flag, and of several values a list.
-    for key, several in values.items():
-        if len(several) > 1:
-            arguments.options[key] = several
-        elif several:
-            arguments.options[key] = several[0]
-        else:
-            arguments.options[key] = True
+        if word.why:
+            arguments.unclear |= dict.fromkeys(about, word.why)
     return arguments
+
+
+def _option(name: str) -> str:
+    """Return the key of `--some-key`."""
+    return name.removeprefix("--").replace("-", "_")
+
+
+def _setting(values: list[Any]) -> Any:
+    """Return what an option says with its values: without one it is a flag, and several are a list."""
+    if not values:
+        return True
+    return values if len(values) > 1 else values[0]
 
 
 def _value(text: str) -> Any:

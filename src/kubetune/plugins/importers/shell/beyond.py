@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tree_sitter import Node
@@ -46,33 +46,35 @@ _COMPARED_AS_NUMBERS = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
 # ${NAME:OFFSET:LENGTH} calculates both numbers. The parser does not read all of them.
 _OFFSETS = re.compile(r"\$\{[!\w@*]+(?:\[[^]]*\])?:(?![-=+?])([^}]*)")
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
-# Commands that set the variables that they name, and options that a name follows, with or without a space.
-_SETTING = ("getopts", "mapfile", "read", "readarray")
-_SETTING_WITH = {"printf": "v", "read": "a", "wait": "p"}
-# Commands that, with the option C, call another one for the lines that they read.
-_CALLING = ("mapfile", "readarray")
-# Commands after which words mean something else, or other commands set what they like.
-_UNFOLLOWED = ("alias", "builtin", "command", "coproc", "enable", "time")
+# Commands that set the variables that they name, if their arguments begin like this.
+_SETTING = {
+    "getopts": "", "mapfile": "", "printf": r"[-$]", "read": "", "readarray": "", "wait": r"(.* )?-\w*p",
+}  # fmt: skip
+# NAME, -vNAME, or a variable that holds one of them.
+_SET_NAME = re.compile(r"(?:-\w*?[apv])?([A-Za-z_]\w*|\$.*)", re.DOTALL)
+# Commands with arguments that begin like this: words mean something else after them, or code is called that sets what it
+# likes.
+_UNFOLLOWED = {
+    "alias": "", "builtin": "", "command": "(?!-[vV])", "coproc": "", "enable": "", "time": "", "mapfile": r"(.* )?-\w*C",
+    "readarray": r"(.* )?-\w*C", "set": r"(?!-- )(.* )?(-[a-mp-zA-Z]*n|noexec|posix)\b",
+}  # fmt: skip
+# What `shopt -s` switches on and changes no value and no test that the walk decides, and signals of a trap after which a
+# script does not go on.
+_HARMLESS = {
+    "shopt": "checkwinsize dotglob extglob failglob globstar histappend inherit_errexit nullglob".split(),
+    "trap": "EXIT 0 INT TERM HUP QUIT SIGINT SIGTERM SIGHUP SIGQUIT".split(),
+}
 # Names that mean something else where a function has them.
 BUILTINS = frozenset(
     ". : [ declare echo eval exec exit export false local printf read readonly set source test true typeset unset".split()
-)
-# NAME=value before one of them stays where a shell keeps to POSIX.
-KEEPING = frozenset(
-    ". : break continue eval exec exit export readonly return set shift source times trap unset".split()
 )
 # Variables that a shell sets, or reads, in its own way.
 _OF_THE_SHELL = "BASHPID EPOCHSECONDS EUID GROUPS LINENO PPID RANDOM SECONDS SRANDOM UID _".split()
 # {NAME}>file
 _REDIRECTED = re.compile(r"\{[A-Za-z_]\w*\}[<>]")
-# Signals of a trap after which a script does not go on.
-_AT_ENDS = frozenset("EXIT 0 INT TERM HUP QUIT SIGINT SIGTERM SIGHUP SIGQUIT".split())
-# Options of `shopt` that change no value and no test that the walk decides.
-_HARMLESS = frozenset(
-    "checkwinsize dotglob extglob failglob globstar histappend inherit_errexit nullglob -s -u".split()
-)
-# Options of `declare` that change what is assigned.
-_CONVERTING = frozenset("giluc")
+# Options of `declare` that change what is assigned to the variable, or to any.
+_CONVERTING = frozenset("gluc")
+_RENAMING = frozenset("in")
 
 
 @dataclass
@@ -147,12 +149,7 @@ def _assigned(node: Node, doubts: Doubts) -> str:
     if bracket:
         doubts.add(name, f"is set item by item (line {line})")
     # `IFS=, read A B` is for that command alone.
-    command = node.parent
-    is_for_one = (
-        command is not None
-        and command.type == "command"
-        and field_of(command, "name") not in KEEPING
-    )
+    is_for_one = node.parent is not None and node.parent.type == "command"
     if name == "IFS" and not is_for_one:
         doubts.add("", f"may be split otherwise, by IFS (line {line})")
     return name
@@ -232,33 +229,24 @@ def _calculate_in_turn(assigned: dict[str, list[Node]], doubts: Doubts) -> None:
 def _declared(node: Node, doubts: Doubts, readonly: dict[str, int]) -> None:
     """Doubt what a declaration names in a way that is not followed."""
     line = line_of(node)
-    options = ""
+    program = text_of(node.children[0])
+    options: set[str] = set()
     names: list[str] = []
     for child in node.named_children:
         text = text_of(child)
         if child.type in ("variable_name", "variable_assignment"):
-            name, _, value = text.partition("=")
-            name = name.rstrip("+").partition("[")[0]
-            # All values are filled in before the first of them is assigned.
-            if not set(re.findall(r"\w+", value)).isdisjoint(names):
-                doubts.add(name, f"is set from a variable of the same declaration (line {line})")
-            names.append(name)
-        elif child.type == "word" and text.startswith("-"):
-            options += text
+            names.append(re.split(r"[+=[]", text)[0])
+        elif text.startswith("-"):
+            options |= set(text)
         elif child.type != "word" or "=" in text or "$" in text:
             # declare "$NAME=value"
             doubts.add("", f"may be set by a declaration (line {line})")
-    if "n" in options:
-        doubts.add("", f"may have another name (line {line})")
-    has_no_effect = node.children[0].type == "local" and not _is_in_function(node)
+    if options & _RENAMING:
+        doubts.add("", f"may have another name, or be calculated (line {line})")
     for name in names:
-        if has_no_effect:
-            doubts.add(name, f"is declared `local` outside of a function (line {line})")
-        if "i" in options:
-            doubts.calculated.add(name)
-        if _CONVERTING & set(options):
-            doubts.add(name, f"is declared with {options} (line {line})")
-        if node.children[0].type == "readonly" or "r" in options:
+        if program == "local" or options & _CONVERTING:
+            doubts.add(name, f"is declared by `{program}` (line {line})")
+        if program == "readonly" or "r" in options:
             readonly[name] = line
 
 
@@ -270,53 +258,19 @@ def _called(node: Node, doubts: Doubts) -> None:
         # NAME=value before a program is its environment.
         if words or child.type != "variable_assignment":
             words.append(text_of(child).strip("\"'"))
-    if not words:
-        return
-    program, arguments = words[0], words[1:]
+    program, *arguments = words or [""]
+    text = " ".join(arguments)
     if program == "let":
-        _calculated(text_of(node), line, doubts)
+        _calculated(text, line, doubts)
     if program == "alias":
         for argument in arguments:
             doubts.functions[argument.partition("=")[0]] = line
-    first = arguments[0] if arguments else ""
-    if program in _SETTING_WITH and _may_be_option(first, node):
-        for name in (first, *arguments[1:2]):
-            doubts.add(name, f"may be set by `{program} {first}` (line {line})")
-    for name in _set_by(program, arguments):
-        if name.isidentifier() or name.startswith("$"):
-            doubts.add(name, f"is set by `{program}` (line {line})")
-    asks = program == "command" and arguments[:1] in (["-v"], ["-V"])
-    changes = (
-        (program in _UNFOLLOWED and not asks)
-        or (program == "shopt" and not set(arguments) <= _HARMLESS)
-        or (program in _CALLING and any(re.match(r"-\w*C", word) for word in arguments))
-        or (program == "trap" and not _AT_ENDS.issuperset(arguments[1:]))
-    )
-    if changes:
-        doubts.add("", f"may be set otherwise by `{' '.join(words)}` (line {line})")
-
-
-def _may_be_option(word: str, node: Node) -> bool:
-    """Return True for a variable that may hold an option of the command `node`, as in `O=-v; printf $O NAME 7`."""
-    variable = re.fullmatch(r"\$\{?(\w+)\}?", word)
-    if variable is None:
-        return False
-    root = node
-    while root.parent is not None:
-        root = root.parent
-    values = re.findall(rf"\b{variable[1]}\+?=[\"']?(.?)", text_of(root))
-    return not values or not {"-", "$", "`"}.isdisjoint(values)
-
-
-def _set_by(program: str, arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command that may name variables that it sets."""
-    names = list(arguments)
-    is_setting = program in _SETTING
-    if program in _SETTING_WITH:
+    if program in _SETTING and re.match(_SETTING[program], text):
         for argument in arguments:
-            # `printf -vNAME`, `read -raNAME`
-            match = re.match(rf"-\w*?{_SETTING_WITH[program]}(.*)", argument)
-            if match:
-                names.append(match[1])
-                is_setting = True
-    return names if is_setting else []
+            match = _SET_NAME.fullmatch(argument)
+            if match is not None:
+                doubts.add(match[1], f"is set by `{program}` (line {line})")
+    is_unfollowed = program in _UNFOLLOWED and re.match(_UNFOLLOWED[program], text)
+    is_changing = program in _HARMLESS and not set(arguments[1:]) <= set(_HARMLESS[program])
+    if is_unfollowed or is_changing:
+        doubts.add("", f"may be set otherwise by `{' '.join(words)}` (line {line})")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Sequence
 
 from tree_sitter import Node
 
-from kubetune.plugins.importers.shell.beyond import BUILTINS, KEEPING, may_set_anything
+from kubetune.plugins.importers.shell.beyond import BUILTINS, may_set_anything
 from kubetune.plugins.importers.shell.nodes import field_of, line_of, text_of
 from kubetune.plugins.importers.shell.script_folder import UNKNOWN, moved
 from kubetune.plugins.importers.shell.state import (
-    Alternatives,
     Command,
     Script,
     Value,
     Word,
     added,
     doubted,
-    merged,
 )
 from kubetune.plugins.importers.shell.values import Values
 
@@ -42,28 +39,33 @@ class Commands:
         self.values = values
         self.conditions: list[str] = []  # around the present place, not known
 
-    def assign(self, node: Node) -> None:
-        """Follow NAME=value, NAME+=value, NAME=( … ) and NAME+=( … )."""
-        name = field_of(node, "name")
-        if not name.isidentifier():
-            return  # one item of an array
+    def assign(self, nodes: Sequence[Node]) -> None:
+        """Follow NAME=value, NAME+=value, NAME=( … ) and NAME+=( … ). All values are filled in before any is assigned."""
+        values = [self.assigned(node) for node in nodes]
+        for node, value in zip(nodes, values, strict=True):
+            name = field_of(node, "name")
+            # One item of an array is doubted before.
+            if name.isidentifier():
+                self.values.set(name, value, node)
+
+    def assigned(self, node: Node) -> Value:
+        """Return the value that an assignment gives."""
         source = node.child_by_field_name("value")
-        value: Value = ""
+        value: Value = Word("")
         if source is not None and source.type == "array":
             value = tuple(self.values.words(source.named_children))
         elif source is not None:
-            value = self.values.text(source)
+            value = Word(self.values.text(source))
         if any(child.type == "+=" for child in node.children):
-            value = added(self.values.get(name) or "", value)
-        self.values.set(name, value, node)
+            value = added(self.values.get(field_of(node, "name")) or Word(""), value)
+        return value
 
     def declare(self, node: Node) -> None:
         """Follow `export`, `declare` and `readonly`."""
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                self.assign(child)
-            if node.children[0].type == "export":
-                self.values.state.exported |= {text_of(child).partition("=")[0]}
+        declared = node.named_children
+        self.assign([child for child in declared if child.type == "variable_assignment"])
+        if node.children[0].type == "export":
+            self.values.state.exported |= {text_of(child).partition("=")[0] for child in declared}
 
     def follow(self, node: Node) -> None:
         """Follow one command: a program that is kept, `exit`, or what may set any variable."""
@@ -81,9 +83,6 @@ class Commands:
             if any(not text.startswith("{") for text in texts[1:]):
                 self.keep(line, environment + called[1:])
                 self.values.state.has_ended = True
-        elif program == "set" and _is_last(texts[1:]):
-            self.script.unread[line] = f"{' '.join(texts)}: nothing after it is run"
-            self.values.state.has_ended = True
         elif program in ("cd", "pushd"):
             target = next((text for text in texts[1:] if not text.startswith("--")), "~")
             self.values.state.folder = moved(self.values.state.folder, target)
@@ -112,11 +111,9 @@ class Commands:
         settings = [child for child in nodes if child.type == "variable_assignment"]
         rest = [child for child in nodes if child not in settings]
         called = self.values.words(rest)
-        # The script does not keep what is set for one program, and perhaps what is set for such a builtin.
+        # The script does not keep what is set for one program.
         before = self.values.state.copy()
         environment = self.values.words(settings)
-        if called and called[0].text in KEEPING:
-            before = merged(before, [before, self.values.state])
         self.values.state = before
         return environment, called
 
@@ -127,10 +124,8 @@ class Commands:
         exported = {}
         for name in sorted(self.values.state.exported):
             value = self.values.get(name)
-            if isinstance(value, Alternatives):
-                value = self.values.left_open(name, value.why)
-            if isinstance(value, str):
-                exported[name] = value
+            if isinstance(value, Word):
+                exported[name] = self.values.left_open(name, value.why) if value.why else value.text
         condition = ""
         for around in self.conditions:
             condition = around or condition
@@ -141,8 +136,7 @@ class Commands:
         """Keep the file that a redirection writes."""
         target = node.child_by_field_name("destination")
         if target is not None and any(">" in child.type for child in node.children):
-            name = posixpath.join(self.values.state.folder, self.values.text(target))
-            self.script.written.setdefault(name, line_of(node))
+            self.script.written.setdefault(self.values.text(target), line_of(node))
 
     def doubt_all(self, why: str) -> None:
         """Take variables for not certain after what may set any of them anew."""
@@ -150,16 +144,3 @@ class Commands:
         values = self.values.state.values
         for name in self.values.state.lines.keys() & values.keys():
             values[name] = doubted(values[name], why)
-
-
-def _is_last(arguments: Sequence[str]) -> bool:
-    """Return True for `set -n` and `set -o noexec`, after which a shell reads commands and runs none."""
-    before = ""
-    for argument in arguments:
-        if argument in ("-", "--"):
-            return False
-        is_named = argument == "noexec" and re.fullmatch(r"-\w*o", before)
-        if is_named or re.fullmatch(r"-[a-mp-zA-Z]*n\w*", argument):
-            return True
-        before = argument
-    return False

@@ -16,27 +16,21 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tree_sitter import Node
 
 from kubetune.plugins.importers.shell.nodes import field_of, is_calculated_test, is_known, text_of
 from kubetune.plugins.importers.shell.values import Values
 
-_OF_TEXTS: dict[str, Callable[[str, str], bool]] = {
-    "=": operator.eq,
-    "==": operator.eq,
-    "!=": operator.ne,
-}
+_OF_TEXTS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
 # In [ … ] the bytes decide. In [[ … ]] the user's language does.
 _ORDERED = {**_OF_TEXTS, "<": operator.lt, ">": operator.gt}
-_OF_NUMBERS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-}
+_OF_NUMBERS: dict[str, Callable[[Any, Any], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
+}  # fmt: skip
 _PATTERN = re.compile(r"[*?\[\]\\(){]")
 # Quoted, these are no patterns.
 _QUOTED = ("string", "raw_string")
@@ -92,13 +86,11 @@ def _words_hold(words: Sequence[str]) -> bool | None:
             return False
         case [text]:
             return text != ""
-        case ["!", text]:
-            return text == ""
         case ["-z" | "-n" as sign, text]:
             return (text == "") == (sign == "-z")
         case [left, sign, right] if sign in _ORDERED or sign in _OF_NUMBERS:
             return _compared(left, sign, right, _ORDERED)
-        case ["!", _, _] | ["!", _, _, _]:
+        case ["!", _] | ["!", _, _] | ["!", _, _, _]:
             return negated(_words_hold(words[1:]))
     return None
 
@@ -113,12 +105,10 @@ def _holds(node: Node, values: Values) -> bool | None:
         if sign == "!":
             return negated(_holds(operand, values))
         text = _text(operand, values)
-        if text is None or sign not in ("-z", "-n"):
-            return None
-        return (text == "") == (sign == "-z")
+        return None if text is None else _words_hold([sign, text])
     if node.type != "binary_expression":
         text = _text(node, values)
-        return None if text is None else text != ""
+        return None if text is None else _words_hold([text])
 
     left = node.named_children[0]
     right = node.named_children[-1]
@@ -147,11 +137,9 @@ def _together(left: bool | None, sign: str, right: bool | None) -> bool | None:
     """Return whether `left && right` or `left || right` holds."""
     # One side decides where it holds in an `or`, or does not in an `and`.
     deciding = sign == "||"
-    if left is deciding or right is deciding:
+    if deciding in (left, right):
         return deciding
-    if left is None or right is None:
-        return None
-    return not deciding
+    return None if None in (left, right) else not deciding
 
 
 def negated(holds: bool | None) -> bool | None:
@@ -163,7 +151,7 @@ def _compared(
     left: str | None,
     sign: str,
     right: str | None,
-    of_texts: Mapping[str, Callable[[str, str], bool]],
+    of_texts: Mapping[str, Callable[[Any, Any], bool]],
 ) -> bool | None:
     """Return whether a comparison of texts or numbers holds; None if a side is not known."""
     if left is None or right is None:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kubetune.plugins.importers.shell.script_folder import UNKNOWN
 
+_NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?")
+
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a command, filled in as far as it is known; what is not known stays as `$NAME` or `$(…)`."""
+    """A text of a script, filled in as far as it is known; what is not known stays as `$NAME` or `$(…)`."""
 
     text: str
-    why: str = ""  # why it may not be there at all
+    why: str = ""  # why it may be another one, or not be there at all
 
 
-@dataclass(frozen=True)
-class Alternatives:
-    """A variable that is set to different values in branches, of which the script takes one."""
-
-    texts: tuple[str, ...]
-    why: str
-
-
-# An array has words.
-Value = str | tuple[Word, ...] | Alternatives
+# A variable has one text, an array has several.
+Value = Word | tuple[Word, ...]
 
 
 @dataclass(frozen=True)
@@ -117,13 +112,16 @@ def _choice(values: Sequence[Value | None], why: str) -> Value:
         if len(lists) < len(values):
             lists.append(())
         return _words_of_any(lists, why)
-    texts: list[str] = []
-    for value in values:
-        if isinstance(value, Alternatives):
-            texts += value.texts
-        else:
-            texts.append(str(value or ""))
-    return Alternatives(tuple(dict.fromkeys(texts)), why)
+    # All that it may hold, options first.
+    texts = dict.fromkeys(value.text for value in values if isinstance(value, Word))
+    return Word(" ".join(sorted(texts, key=holds_options, reverse=True)), why)
+
+
+def holds_options(text: str) -> bool:
+    """Return True if a text stands for options, such as `--bf16 true`, rather than for one value."""
+    # -1 and -1e-4 are values.
+    first = text.strip().partition(" ")[0]
+    return first.startswith("-") and not _NUMBER.fullmatch(first)
 
 
 def _words_of_any(lists: Sequence[tuple[Word, ...]], why: str) -> tuple[Word, ...]:
@@ -138,30 +136,35 @@ def _words_of_any(lists: Sequence[tuple[Word, ...]], why: str) -> tuple[Word, ..
         same += 1
     result = list(lists[0][:same])
     for rest in dict.fromkeys(words[same:] for words in lists):
-        result += [Word(word.text, word.why or why) for word in rest]
+        result += [doubted_word(word, why) for word in rest]
     return tuple(result)
 
 
 def doubted(value: Value, why: str) -> Value:
-    """Return a value that may be another one, and words that may not be there."""
-    if isinstance(value, str):
-        return Alternatives((value,), why)
+    """Return a value that may be another one."""
     if isinstance(value, tuple):
-        return tuple(Word(word.text, word.why or why) for word in value)
+        return tuple(doubted_word(word, why) for word in value)
+    return doubted_word(value, why)
+
+
+def doubted_word(word: Word, why: str) -> Word:
+    """Return a word that may be another one, or not be there."""
+    return Word(word.text, word.why or why)
+
+
+def first_of(value: Value | None) -> Word | None:
+    """Return what $NAME stands for: of an array the first word, and of one that is not set, nothing."""
+    if isinstance(value, tuple):
+        return value[0] if value else None
     return value
 
 
 def added(earlier: Value, value: Value) -> Value:
-    """Return the value of NAME+=value."""
+    """Return the value of NAME+=value. A text is added to the first word of an array."""
     if isinstance(value, tuple):
-        if isinstance(earlier, tuple):
-            return earlier + value
-        if isinstance(earlier, str) and earlier:
-            return (Word(earlier), *value)
-        return value
-    if isinstance(earlier, Alternatives):
-        texts = tuple(f"{text}{value}" for text in earlier.texts)
-        return Alternatives(texts, earlier.why)
-    if isinstance(earlier, tuple):
-        return earlier
-    return f"{earlier}{value}"
+        if isinstance(earlier, Word):
+            earlier = (earlier,) if earlier.text else ()
+        return earlier + value
+    first = first_of(earlier) or Word("")
+    joined = Word(first.text + value.text, first.why or value.why)
+    return joined if isinstance(earlier, Word) else (joined, *earlier[1:])

@@ -10,7 +10,14 @@ from tree_sitter import Node
 from kubetune.plugins.importers.shell.arithmetic import calculated
 from kubetune.plugins.importers.shell.beyond import Doubts
 from kubetune.plugins.importers.shell.nodes import is_known, joined, line_of, text_of
-from kubetune.plugins.importers.shell.state import Alternatives, ShellState, Value, Word, doubted
+from kubetune.plugins.importers.shell.state import (
+    ShellState,
+    Value,
+    Word,
+    doubted,
+    first_of,
+    holds_options,
+)
 
 _EXPANSION = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", re.DOTALL)
 _VARIABLE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
@@ -20,7 +27,6 @@ _PLAIN_ESCAPES = re.compile(r"(?:[ -\[\]-~]|\\[abfnrtv\\'\"])*")
 # Values of these are several words if they hold blanks, and none if they are empty.
 _SPLIT = ("simple_expansion", "expansion")
 _BLANKS = re.compile(r"[ \t\n]+")
-_NUMBER = re.compile(r"-?[\d.]+(e-?\d+)?")
 
 
 class Values:
@@ -28,7 +34,7 @@ class Values:
 
     def __init__(self, doubts: Doubts) -> None:
         # The home folder has one name in any shell.
-        self.state = ShellState({"HOME": "~"})
+        self.state = ShellState({"HOME": Word("~")})
         self.doubts = doubts
         self.unclear: dict[str, str] = {}  # why a variable that stays as `$NAME` is not known
 
@@ -66,7 +72,7 @@ class Values:
         if value is not None:
             text = self.text(value)
         # What follows on the line may read it.
-        self.set(name, text, node)
+        self.set(name, Word(text), node)
         return f"{name}={text}"
 
     def words_of(self, node: Node) -> list[Word]:
@@ -75,9 +81,8 @@ class Values:
         if isinstance(value, tuple):
             # $ARGS is the first word of an array.
             return list(value) if "[" in text_of(node) else list(value[:1])
-        if isinstance(value, Alternatives) and node.type != "string" and _holds_options(value):
-            options = " ".join(value.texts)
-            return [Word(word, value.why) for word in options.split()]
+        if value is not None and value.why and node.type != "string" and holds_options(value.text):
+            return [Word(word, value.why) for word in value.text.split()]
         return [Word(text) for text in self.split_texts(node)]
 
     def split_texts(self, node: Node) -> list[str]:
@@ -160,29 +165,23 @@ class Values:
             return written
         name = match[1] or match[2]
         sign = match[3] or ""
-        value = self.get(name)
-        if isinstance(value, Alternatives):
+        value = first_of(self.get(name))
+        if value is not None and value.why:
             return self.left_open(name, value.why)
-        if isinstance(value, tuple):
-            if not value:
-                return ""
-            return self.left_open(name, value[0].why) if value[0].why else value[0].text
-        is_empty = value is None or (value == "" and sign.startswith(":"))
-        if sign.endswith("+") and is_empty:
-            return ""
+        is_empty = value is None or (value.text == "" and sign.startswith(":"))
         if sign.endswith("+"):
-            return self.operand(node)
+            return "" if is_empty else self.operand(node)
         if sign and is_empty:
             default = self.operand(node)
             if sign.endswith("="):
-                self.set(name, default, node)
+                self.set(name, Word(default), node)
             return default
         if value is None:
             return written
-        if "$(" in value:
+        if "$(" in value.text:
             line = self.state.lines.get(name, 1)
             return self.left_open(name, f"is set by a command (line {line})")
-        return value
+        return value.text
 
     def left_open(self, name: str, why: str) -> str:
         """Return a variable as a script writes it, and keep why its value is not known."""
@@ -218,19 +217,10 @@ class Values:
         """Return the result of a calculation with whole numbers, or None where a part is not known."""
 
         def value_of(match: re.Match[str]) -> str:
-            value = self.get(match[1] or match[2])
-            return value if isinstance(value, str) else match[0]
+            value = first_of(self.get(match[1] or match[2]))
+            return match[0] if value is None or value.why else value.text
 
         return calculated(_NAME_IN_A_CALCULATION.sub(value_of, text))
-
-
-def _holds_options(value: Alternatives) -> bool:
-    """Return True if a variable stands for options, such as `--bf16 true`, rather than for one value."""
-    for text in value.texts:
-        # -1 and -1e-4 are values.
-        if text.lstrip().startswith("-") and not _NUMBER.fullmatch(text):
-            return True
-    return False
 
 
 def _whole_variable(node: Node) -> str:

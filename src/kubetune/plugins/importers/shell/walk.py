@@ -72,7 +72,7 @@ class Walk:
             case "command":
                 self.commands.follow(node)
             case "variable_assignment":
-                self.commands.assign(node)
+                self.commands.assign([node])
             case "declaration_command":
                 self.commands.declare(node)
             case "if_statement":
