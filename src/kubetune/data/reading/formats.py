@@ -97,12 +97,13 @@ def read(
     require_trained(value)
     answered = with_answer(value, columns) if kind == "prompt" else Answered(value)
     value = answered.value
-    is_classified = kind == "labelled" or shape == "labelled"
-    if kind == "text" and not is_classified and shape != "text":
-        require_no_preference(value, columns)
-    if not is_classified and shape != "text":
+    # A text that is learned or classified as a whole: what is beside it is another matter.
+    is_whole_text = kind == "labelled" or shape in ("labelled", "text")
+    if not is_whole_text:
+        if kind == "text":
+            require_no_preference(value, columns)
         require_subjects(value, columns, needs_answer=kind == "text")
-    if kind not in ("text", "labelled", "prompt"):
+    if kind in ("pair", "graded", "judged"):
         answers, unused = read_answers(value, shape, kind)
         unused = _without_obeyed(sorted({*unused, *replaced}), value)
         return Reading(answers, unused, absent=absent)
