@@ -39,20 +39,30 @@ def other_splits(sources: Sequence[SourceConfig]) -> Iterator[Finding]:
 
 
 def read_otherwise(data: DataConfig) -> Iterator[Finding]:
-    """Yield a warning for data to evaluate on that are read by the names of their keys, where those of training are not."""
+    """Yield a warning if evaluation data are read by the names of their keys although data.train sets format or columns."""
     if not isinstance(data.eval, tuple):
         return
-    named = {(source.format, *sorted(source.columns.items())) for source in data.train}
-    first = data.train[0]
+    ways = {_way_in_words(source) for source in data.train}
+    # One of several may be that of the evaluation.
+    if len(ways) > 1:
+        return
+    (of_training,) = ways
+    if not of_training:
+        return
+
     for source in data.eval:
-        is_plain = source.format == "auto" and not source.columns
-        # Of several ways, one may be that of the evaluation.
-        if not is_plain or len(named) > 1 or (first.format == "auto" and not first.columns):
+        if _way_in_words(source):
             continue
-        keys = [] if first.format == "auto" else [f"format: {first.format}"]
-        if first.columns:
-            keys.append(in_yaml(first.columns))
-        as_given = ", ".join(keys)
-        sentence = f"eval: {place(source.path)} is read by the names of its keys, and data.train with `{as_given}`"
-        advice = f"Give `data.eval: {{path: {place(source.path)}, {as_given}}}` if both have the same columns"
+        sentence = f"eval: {place(source.path)} is read by the names of its keys, and data.train with `{of_training}`"
+        advice = f"Give `data.eval: {{path: {place(source.path)}, {of_training}}}` if both have the same columns"
         yield Finding("read_otherwise", "warning", "eval", sentence, advice=advice)
+
+
+def _way_in_words(source: SourceConfig) -> str:
+    """Return how a source says that it is read: `format: alpaca`; empty if by the names of its keys."""
+    keys = []
+    if source.format != "auto":
+        keys.append(f"format: {source.format}")
+    if source.columns:
+        keys.append(in_yaml(dict(sorted(source.columns.items()))))
+    return ", ".join(keys)

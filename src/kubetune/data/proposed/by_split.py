@@ -16,16 +16,21 @@ _MOST_NAMED: Final = 6
 
 
 def propose_by_split(source: SourceConfig, task: str | None = None) -> Proposal:
-    """Return what `propose` does; of files that are named by split, those of training are proposed for it."""
+    """Return the proposal for a source.
+
+    If its files are named by split, the run trains on the training files and is evaluated on the validation or test files.
+    """
     require_no_bare_images(Path(os.path.expanduser(source.path)))
     files = named_files(source)
     if files is None:
         return propose(source, task)
+
     train = files.path_of(files.train)
     evaluated = files.validation if files.path_of(files.validation) else files.test
     held_out = files.path_of(evaluated)
     if not train or not held_out:
         return propose(source, task)
+
     proposal = propose(source.model_copy(update={"path": train}), task)
     proposal.called = source.path
     proposal.held_out = ReasonedChoice(held_out, "named as data to evaluate on")
