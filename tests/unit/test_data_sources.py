@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from kubetune import cli
+from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.schema import ModelConfig, SourceConfig
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.reading.convert import convert_source
@@ -397,6 +399,8 @@ def hub() -> Iterator[str]:
 
 ASK = """
 import sys
+from kubetune import cli
+from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.schema import ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.errors import KubetuneError
@@ -472,3 +476,44 @@ def test_a_hub_whose_name_leads_nowhere_is_noticed_before_it_is_asked(
     # A proxy resolves names itself.
     monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
     assert unresolved_host() == ""
+
+
+def command_of(verb: str, file: Path, folder: Path) -> list[str]:
+    """Return the words of a verb that looks at a file for a classifier."""
+    run_file = folder / "run.yaml"
+    tree = {
+        "model": str(EMBEDDED / "model"),
+        "task": "sequence_classification",
+        "data": {"train": str(file), "cache": str(folder / "cache")},
+        "output": str(folder / "output"),
+    }
+    run_file.write_text(json.dumps(tree))
+    return {
+        "init": ["init", str(file), "--model", "demo"],
+        "check": ["data", "check", str(file)],
+        "plan": ["plan", str(run_file)],
+        "train": ["train", str(run_file)],
+    }[verb]
+
+
+UNREADABLE = {
+    "a column twice": ("a.tsv", b"text\tlabel\ttext\na\tb\tc\n", "has the column `text` more than once"),
+    "UTF-16": ("a.csv", "text,label\na,b\n".encode("utf-16"), "is UTF-16; expected UTF-8"),
+    "a zip": ("a.jsonl", b"PK\x03\x04 and more", "is packed; unpack it by `unzip a.jsonl`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["init", "check", "plan", "train"])
+@pytest.mark.parametrize(("name", "content", "reason"), UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_each_verb_says_why_no_record_of_a_file_can_be_read(
+    name: str,
+    content: bytes,
+    reason: str,
+    verb: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    assert cli.main(command_of(verb, file, tmp_path)) == 2
+    assert f"{name}:1: {reason}" in "".join(capfd.readouterr())

@@ -380,7 +380,16 @@ def require_hub_data(
 
 
 def no_records(key: str, sources: Sequence[SourceConfig]) -> DataError:
-    """Return the error for sources in which there is no record. `key`: where they are named."""
+    """Return the error for sources in which there is no record: why none can be read, if there is a reason.
+
+    `key`: where they are named.
+    """
+    problems = Problems()
+    for source in sources:
+        for _ in read_source(source, problems):
+            break
+    if problems.total:
+        return problems.error()
     paths = ", ".join(source.path for source in sources)
     where = f": {paths}" if paths else ""
     return DataError(f"{key}{where} holds no records. Nothing was written.")

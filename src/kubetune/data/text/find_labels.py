@@ -184,6 +184,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _SeenLabels:
     Single bad records are reported when they are encoded, not here.
     """
     seen = _SeenLabels()
+    problems = Problems()
     is_empty = True
     for source in sources:
         # Names of classes are applied later, when it is known that the run uses them. But where the names are numbers
@@ -191,7 +192,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _SeenLabels:
         names = class_names(source)
         if not are_numbers(names):
             names = ()
-        for record in read_source(source, Problems()):
+        for record in read_source(source, problems):
             try:
                 example = _example(record, source)
             except ValueError as error:
@@ -206,6 +207,8 @@ def _look_through(sources: Sequence[SourceConfig]) -> _SeenLabels:
             if key == "score" and "label" not in source.columns:
                 seen.are_scores = True
 
+    if is_empty and not seen.first_bad:
+        problems.raise_if_any()
     # Some records are good, so the others are reported one by one.
     if not seen.first_bad or not is_empty:
         return seen
