@@ -72,6 +72,7 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
         "taken": shapes.readings,
         "files_not_read": files_not_read,
         "blank_lines": problems.blank_lines,
+        "doubts": problems.doubts,
         "problems": {"total": problems.total, "first": problems.first},
     }
     return Answer(facts, show, error=error)
@@ -90,6 +91,8 @@ def _show_shapes(
         console.print(f"{reading}, in {counted(number, 'record')}", markup=False)
     if problems.blank_lines:
         console.print(f"{counted(problems.blank_lines, 'blank line')} among them, skipped")
+    for doubt in problems.doubts:
+        console.print(visible(f"warning: {doubt}", keep=""), markup=False)
     for column in columns:
         sentence = f"`{column.name}` ({column.what}) is not used. {column.advice}"
         console.print(visible(sentence), markup=False)

@@ -215,6 +215,15 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
         yield counts.finding("error", "too_few_rows", error.problem)
 
 
+def _doubtful_headers(counts: SplitCounts) -> Iterator[Finding]:
+    """Find first lines of tables that may be records."""
+    # Those of a held-out share are the tables of train, and older counts lack the key.
+    if counts.split == "eval" and isinstance(counts.data.eval, float):
+        return
+    for sentence in sorted(counts.stats.get("doubtful_headers", {})):
+        yield counts.finding("warning", "doubtful_header", sentence, 1)
+
+
 def _in_train(counts: SplitCounts) -> Iterator[Finding]:
     # Only splits other than train have this count.
     facts = counts.stats.get("in_train") or {"rows": 0}
@@ -596,6 +605,7 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
 
 FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _bad_records,
+    _doubtful_headers,
     _in_train,
     _named_splits,
     _lost,

@@ -106,6 +106,7 @@ class DataPass:
                 tally.records += unreadable.total
                 tally.unreadable += unreadable.total
                 tally.blank_lines += unreadable.blank_lines
+                tally.doubtful_headers.update(unreadable.doubts)
 
     def stats(self) -> dict[Split, JsonObject]:
         """Return what became of the records of each split, and what was seen of its rows."""

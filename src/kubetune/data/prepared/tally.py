@@ -118,6 +118,8 @@ class Tally:
 
     # Keys that decide nothing -> records in which they hold something.
     unused_keys: Counter[str] = field(default_factory=Counter)
+    # First lines of tables that may be records (`file:1: …`) -> 1.
+    doubtful_headers: Counter[str] = field(default_factory=Counter)
     # Records without a column that the config names, and that they can do without.
     absent: Counter[str] = field(default_factory=Counter)
     # What is in those of them that are columns of the record.

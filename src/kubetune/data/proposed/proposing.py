@@ -94,6 +94,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
     _settle(proposal, kind, examples)
     if problems.total:
         proposal.remarks.append(f"{counted(problems.total, 'record')} cannot be read")
+    proposal.remarks += problems.doubts
     settle_format(proposal, has_template=None)
     return proposal
 

@@ -67,6 +67,8 @@ class Problems:
         self.total = 0
         # Blank lines that were passed over, but for those at the ends of files.
         self.blank_lines = 0
+        # What may be wrong, and is read as it is: `file:line: …`.
+        self.doubts: list[str] = []
         self._keep = keep
         # (file, line, what is wrong), in ascending order.
         self._kept: list[tuple[str, int, str]] = []

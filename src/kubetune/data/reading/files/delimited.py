@@ -5,12 +5,19 @@ from __future__ import annotations
 import codecs
 import csv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-from kubetune.base.humanize import counted
+from kubetune.base.humanize import counted, place
 from kubetune.data.reading import record
+from kubetune.data.reading.files.headers import (
+    SAMPLE,
+    SAMPLE_CHARACTERS,
+    judge,
+    naming_command,
+)
 from kubetune.data.reading.files.packed import opened
 from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.record import Record, decode, lines
@@ -97,39 +104,101 @@ def _read_table(
     delimiter: str,
     quoting: Quoting,
 ) -> Iterator[Record]:
-    line = 1  # the line that a row begins on: quoted values may go on over several
-    blank = 0  # blank lines since the last row
     with opened(file) as stream:
-        rows = _rows(stream, delimiter, quoting)
-        try:
-            header: list[str] = next(rows, [])
+        rows = _numbered_rows(_rows(stream, delimiter, quoting), file, problems)
+        before = problems.total
+        _, header = next(rows, (1, []))
+        if problems.total > before:
+            return
+        first = _first_rows(rows)
 
-            # Without a good header no row can be named.
-            mistake = _header_mistake(header)
+        # Without a good header no row can be named.
+        mistake = _header_mistake(header) or _record_in_place(
+            file, problems, header, [row for _, row in first], delimiter
+        )
+        if mistake:
+            problems.add(f"{file}:1", mistake)
+            return
+        blank = 0  # blank lines since the last row
+        for line, row in chain(first, rows):
+            if not row:
+                blank += 1
+                continue
+            # Only now: blank lines at the end of the file are not counted.
+            problems.blank_lines += blank
+            blank = 0
+            mistake = _row_mistake(row, header)
             if mistake:
-                problems.add(f"{file}:1", mistake)
-                return
-            line = rows.line_num + 1
-            for row in rows:
-                if row:
-                    # Only now: blank lines at the end of the file are not counted.
-                    problems.blank_lines += blank
-                    blank = 0
-                    if len(row) == len(header):
-                        yield Record(str(file), line, dict(zip(header, row, strict=True)))
-                    else:
-                        values = counted(len(row), "value")
-                        mistake = f"has {values}; expected {len(header)}, as in the header"
-                        problems.add(f"{file}:{line}", mistake)
-                else:
-                    blank += 1
+                problems.add(f"{file}:{line}", mistake)
+            else:
+                yield Record(str(file), line, dict(zip(header, row, strict=True)))
 
-                line = rows.line_num + 1
-        # Behind a misplaced quote nothing tells where the next row begins, so reading ends here.
-        except csv.Error as error:
-            problems.add(f"{file}:{line}", f"cannot be read as a table: {error}")
-        except ValueError as error:
-            problems.add(f"{file}:{rows.line_num + 1}", str(error))
+
+def _numbered_rows(rows: Any, file: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row with the line that it begins on: quoted values may go on over several."""
+    line = 1
+    try:
+        for row in rows:
+            yield line, row
+            line = rows.line_num + 1
+    # Behind a misplaced quote nothing tells where the next row begins, so reading ends here.
+    except csv.Error as error:
+        problems.add(f"{file}:{line}", f"cannot be read as a table: {error}")
+    except ValueError as error:
+        problems.add(f"{file}:{rows.line_num + 1}", str(error))
+
+
+def _first_rows(rows: Iterator[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """Take so many rows as tell what the header is."""
+    first: list[tuple[int, list[str]]] = []
+    characters = 0
+    while len(first) < SAMPLE and characters < SAMPLE_CHARACTERS:
+        numbered = next(rows, None)
+        if numbered is None:
+            break
+        first.append(numbered)
+        characters += sum(map(len, numbered[1]))
+    return first
+
+
+def _record_in_place(
+    file: Path,
+    problems: Problems,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    delimiter: str,
+) -> str:
+    """Return what is wrong with a record in the place of the header; empty for names. A doubt is only noted."""
+    verdict, reason = judge(header, rows)
+    if verdict == "header":
+        return ""
+    whole = [header, *(row for row in rows if len(row) == len(header))]
+    command = naming_command(file, whole, delimiter)
+    if verdict == "doubtful":
+        problems.doubts.append(
+            f"{place(file)}:1: {_quoted(header)} are taken for the names of columns, and look like the records below. If "
+            f"they are a record, it is lost; write the names above it: `{command}`"
+        )
+        return ""
+    return (
+        f"is a record in the place of the header, since {reason}; as a header it would be lost. Write the names of the "
+        f"columns above it: `{command}`. If they are names, write shorter ones"
+    )
+
+
+def _quoted(header: Sequence[str]) -> str:
+    return ", ".join(f"`{name[:40]}`" for name in header[:4])
+
+
+def _row_mistake(row: Sequence[str], header: Sequence[str]) -> str:
+    """Return what is wrong with a row; empty if nothing is."""
+    if len(row) != len(header):
+        values = counted(len(row), "value")
+        return f"has {values}; expected {len(header)}, as in the header"
+    # Files that were joined have each its own header.
+    if row == header and len(row) > 1:
+        return "is the header again, as where files were joined; remove the line"
+    return ""
 
 
 def _header_mistake(header: list[str]) -> str:

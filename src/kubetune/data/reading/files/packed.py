@@ -32,14 +32,17 @@ _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 def opened(file: Path) -> IO[bytes]:
     """Open a file for its bytes, unpacked. Raise DataError where it cannot be opened."""
     try:
-        with open(file, "rb") as stream:
-            is_packed = stream.read(len(_GZIP)) == _GZIP
-        # By its first bytes, since names do not always say it.
-        if is_packed:
+        if is_packed(file):
             return cast(IO[bytes], gzip.open(file))
         return open(file, "rb")
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}. Nothing was written.") from error
+
+
+def is_packed(file: Path) -> bool:
+    """True for a file that gzip packed, by its first bytes, since names do not always say it."""
+    with open(file, "rb") as stream:
+        return stream.read(len(_GZIP)) == _GZIP
 
 
 @contextmanager
