@@ -51,8 +51,14 @@ def test_a_phone_breaks_code_at_spaces_and_indents_what_wraps(tmp_path: Path) ->
     sample = {"prompt": "Hold it.", "expected": COMMAND, "before": "Sure.", "after": COMMAND}
     (run_dir / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
     (run_dir / "logs").mkdir()
-    line = f"2026-11-29 21:02:50 [STEP] {COMMAND}"
-    (run_dir / "logs" / "rank-0.log").write_text(f"{line}\n")
+    written = [
+        f"2026-11-29 21:02:50 [STEP] {COMMAND}",
+        "2026-11-29 21:02:51 [EVAL] step 3",
+        "a line of a library",
+        "2026-11-30 00:00:00 [STEP] step 4",
+    ]
+    log_file = run_dir / "logs" / "rank-0.log"
+    log_file.write_text("\n".join(written) + "\n")
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:
         browser.enter(page, address, TOKEN)
@@ -76,7 +82,23 @@ def test_a_phone_breaks_code_at_spaces_and_indents_what_wraps(tmp_path: Path) ->
         first, *others = [tops[top] for top in sorted(tops)]
         assert others
         assert all(left > first + 10 for left in others), (first, others)
-        # What is copied is the line as it was written.
+        # A day stands where it begins, in no line again.
+        days = "(log) => [...log.querySelectorAll('[data-day]')].map((line) => line.dataset.day)"
+        assert log.evaluate(days) == ["2026-11-29", "2026-11-30"]
+        widths = "(log) => [...log.querySelectorAll('.day')].map((day) => day.clientWidth)"
+        assert log.evaluate(widths) == [1, 1, 1]
+        # What is copied and what is saved are the lines as they were written.
         log.evaluate("(log) => getSelection().selectAllChildren(log)")
-        assert page.evaluate("String(getSelection())").strip() == line
+        assert page.evaluate("String(getSelection())").strip().split("\n") == written
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.locator("#log").get_by_role("button", name="Copy").click()
+        page.get_by_role("button", name="Copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == log_file.read_text()
+        with page.expect_download() as saved:
+            page.locator("#log").get_by_role("link", name="Download").click()
+        assert saved.value.suggested_filename == "first-rank-0.log"
+        assert saved.value.path().read_bytes() == log_file.read_bytes()
+        # Lines that are looked for may be far from where their day begins.
+        page.get_by_label("Lines with").fill("step 3")
+        assert all(width > 40 for width in log.evaluate(widths)[1:2])
     assert not errors

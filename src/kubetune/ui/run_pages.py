@@ -31,6 +31,7 @@ from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.chat.opening import ASKING
 from kubetune.ui.failure import failure_of, mend_of
+from kubetune.ui.log_file import rank_of
 from kubetune.ui.run_commands import launchers
 from kubetune.ui.run_index import spark
 from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
@@ -228,7 +229,7 @@ def one_run(request: Request) -> Response:
     (record,) = site.records.read([run_dir])
     template, facts = page_of([record])
 
-    status = read_status(run_dir, _number(request.query_params.get("rank")))
+    status = read_status(run_dir, rank_of(request))
     progress = status["progress"]
 
     # Heartbeats tell the state of a run that continues; the record tells the state of one that has ended.
@@ -344,14 +345,6 @@ def _is_passing(ended: Mapping[str, Any] | None) -> bool:
     if ended is None or ended.get("error") == OutOfMemory.__name__:
         return False
     return ended["code"] in (LOST_PEER, ENVIRONMENT)
-
-
-def _number(text: str | None) -> int:
-    """Return the rank in an address; 0 for anything but a number."""
-    # An address may hold anything.
-    if text is None or not text.isdecimal() or len(text) > 6:
-        return 0
-    return int(text)
 
 
 def compare(request: Request) -> Response:

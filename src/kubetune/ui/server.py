@@ -27,6 +27,7 @@ from kubetune.reporting.look.style import style
 from kubetune.ui import cluster, data, live, rollouts_page, run_commands, run_pages, sweeps
 from kubetune.ui.chat import chat_page as chat
 from kubetune.ui.form import at_hand, look, new_run
+from kubetune.ui.log_file import log_file
 from kubetune.ui.result import pages as results
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
@@ -58,6 +59,43 @@ _COMMON_STYLE = "style.css"
 _HEALTH = "/healthz"
 # Paths that show nothing of any run.
 _OPEN = {_HEALTH, f"/static/{_COMMON_STYLE}", *(f"/static/{name}" for name in _STATIC)}
+_PAGES = (  # and what they ask for
+    Route("/", run_pages.all_runs),
+    Route("/run", run_pages.one_run),
+    Route("/run/log", log_file),
+    Route("/curves", run_pages.curves),
+    Route("/compare", run_pages.compare),
+    Route("/sweep", sweeps.sweep),
+    Route("/new", new_run.new_run),
+    Route("/new/at-hand", at_hand.at_hand),
+    Route("/new/look", look.look, methods=["POST"]),
+    Route("/new/plan", new_run.plan, methods=["POST"]),
+    Route("/new/start", new_run.start, methods=["POST"]),
+    Route("/new/demo", new_run.demo, methods=["POST"]),
+    Route("/new/job", run_commands.job),
+    Route("/run/result", results.result),
+    Route("/run/result/command", results.command, methods=["POST"]),
+    Route("/run/result/start", results.start, methods=["POST"]),
+    Route("/run/result/cancel", results.cancel, methods=["POST"]),
+    Route("/run/stop", run_commands.stop, methods=["POST"]),
+    Route("/run/label", run_commands.label, methods=["POST"]),
+    Route("/run/delete", run_commands.delete, methods=["POST"]),
+    Route("/run/mend", new_run.mend, methods=["POST"]),
+    Route("/run/continue", run_commands.go_on, methods=["POST"]),
+    Route("/rollouts", rollouts_page.rollouts),
+    Route("/chat", chat.chat),
+    Route("/chat/stay", chat.stay),
+    Route("/chat/say", chat.say, methods=["POST"]),
+    Route("/data", data.data),
+    Route("/data/bad", data.bad),
+    Route("/data/check", data.check, methods=["POST"]),
+    Route("/data/prepare", data.prepare, methods=["POST"]),
+    Route("/cluster", cluster.cluster),
+    Route("/cluster/part", cluster.part),
+    Route("/news", live.all_news),
+    Route("/news/run", live.run_news),
+    Route("/news/sweep", live.sweep_news),
+)
 
 
 def application(
@@ -67,40 +105,7 @@ def application(
 ) -> ASGIApp:
     """Return the site behind its guard. `names`: its host names besides localhost."""
     routes = [
-        Route("/", run_pages.all_runs),
-        Route("/run", run_pages.one_run),
-        Route("/curves", run_pages.curves),
-        Route("/compare", run_pages.compare),
-        Route("/sweep", sweeps.sweep),
-        Route("/new", new_run.new_run),
-        Route("/new/at-hand", at_hand.at_hand),
-        Route("/new/look", look.look, methods=["POST"]),
-        Route("/new/plan", new_run.plan, methods=["POST"]),
-        Route("/new/start", new_run.start, methods=["POST"]),
-        Route("/new/demo", new_run.demo, methods=["POST"]),
-        Route("/new/job", run_commands.job),
-        Route("/run/result", results.result),
-        Route("/run/result/command", results.command, methods=["POST"]),
-        Route("/run/result/start", results.start, methods=["POST"]),
-        Route("/run/result/cancel", results.cancel, methods=["POST"]),
-        Route("/run/stop", run_commands.stop, methods=["POST"]),
-        Route("/run/label", run_commands.label, methods=["POST"]),
-        Route("/run/delete", run_commands.delete, methods=["POST"]),
-        Route("/run/mend", new_run.mend, methods=["POST"]),
-        Route("/run/continue", run_commands.go_on, methods=["POST"]),
-        Route("/rollouts", rollouts_page.rollouts),
-        Route("/chat", chat.chat),
-        Route("/chat/stay", chat.stay),
-        Route("/chat/say", chat.say, methods=["POST"]),
-        Route("/data", data.data),
-        Route("/data/bad", data.bad),
-        Route("/data/check", data.check, methods=["POST"]),
-        Route("/data/prepare", data.prepare, methods=["POST"]),
-        Route("/cluster", cluster.cluster),
-        Route("/cluster/part", cluster.part),
-        Route("/news", live.all_news),
-        Route("/news/run", live.run_news),
-        Route("/news/sweep", live.sweep_news),
+        *_PAGES,
         Route("/static/{name}", _static),
         Route(_HEALTH, lambda _: PlainTextResponse("ok\n")),
     ]
