@@ -80,6 +80,24 @@ def test_what_there_is_to_a_chat_is_in_one_line_on_a_phone(tmp_path: Path) -> No
 
 
 @browser.needed
+def test_a_tab_that_an_address_names_is_in_sight_on_a_phone(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 60)
+    with served(tmp_path) as address, browser.opened([]) as page:
+        browser.enter(page, address, TOKEN)
+        for name in ("Settings", "Curves"):
+            page.goto("about:blank")
+            browser.show(page, f"{address}/run?dir=a#{name.lower()}", 390)
+            tab = page.get_by_role("tab", name=name)
+            assert tab.get_attribute("aria-selected") == "true"
+            box = tab.bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= 390 - box["width"], name
+        # Its two buttons stay together.
+        page.get_by_role("tab", name="Settings").click()
+        assert is_in_one_row(page, "#settings > .verb :is(button, .button)")
+
+
+@browser.needed
 def test_what_is_wrong_in_a_form_stays_in_sight_on_a_phone(tmp_path: Path) -> None:
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:

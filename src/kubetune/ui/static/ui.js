@@ -75,6 +75,7 @@ const makeTabs = (list) => {
   const show = (name) => {
     for (const link of links()) {
       const isShown = link.textContent === name;
+      if (isShown && link.ariaSelected !== "true") list.scrollLeft = link.offsetLeft - (list.clientWidth - link.offsetWidth) / 2;
       link.setAttribute("aria-selected", String(isShown));
       link.tabIndex = isShown ? 0 : -1;
     }
