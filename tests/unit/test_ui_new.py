@@ -31,7 +31,6 @@ from kubetune.reporting.look.line_breaks import spans
 from kubetune.rundir import checkpoints
 from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.ui import jobs
-from kubetune.ui.chat.chat_child import verdict_text
 from kubetune.ui.form import at_hand
 from kubetune.ui.form.fixes import as_run_name, field_of
 from kubetune.ui.form.form_fields import form
@@ -897,10 +896,6 @@ def test_one_asks_a_run_for_what_its_task_gives(
         assert ("Before fine-tuning" in page) == is_beside_base
         named = "Compare answers" if task == "preference" else title
         assert f">{named}</a>" in client.get("/run?dir=a").text
-    verdict = {"predicted": "b", "probabilities": {"a": 0.2, "b": 0.8}}
-    assert verdict_text(verdict) == "b 80 %\na 20 %"
-    assert verdict_text({"reward": 0.25}) == "reward 0.25"
-    assert verdict_text({"predicted": 3.5}) == "3.5"
 
 
 def test_held_out_rows_are_offered_to_a_classifier(

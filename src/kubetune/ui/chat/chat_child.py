@@ -8,7 +8,8 @@
     ← {"piece": "lo."}
     ← {"end": true, "left_out": []}
 
-A classifier answers with its classes, and a reward model with the reward of an answer; both load at each question.
+A classifier answers with its classes, as {"verdict": {"predicted": …, "probabilities": {…}}}, and a reward model with
+the reward of an answer, as {"verdict": {"reward": …}}; both load at each question.
 It ends with its input or with the server. SIGINT ends an answer, not the process.
 """
 
@@ -24,15 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base import faults, logs, processes
-from kubetune.base.humanize import number, share
 from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError, KubetuneError
 
 if TYPE_CHECKING:
     from kubetune.result.inference.answering import LoadedModel
     from kubetune.result.inference.result import Result
-
-_MOST_CLASSES = 8  # that an answer names
 
 # Writes a line of JSON with these facts.
 Send = Callable[..., None]
@@ -83,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _judge(result: Result, question: Mapping[str, Any], send: Send) -> None:
-    """Send the classes of a text with their probabilities, or the reward of an answer to its prompt."""
+    """Send the verdict on a text: its class and all probabilities, or the reward of an answer to its prompt."""
     from kubetune.library.results import classify
 
     text = question["messages"][-1]["content"]
@@ -94,21 +92,10 @@ def _judge(result: Result, question: Mapping[str, Any], send: Send) -> None:
         if asked != text and len(asked) < 2:
             raise ConfigError("type the prompt, an empty line, and the answer to it")
         (verdict,) = classify(result.run_dir, [asked], checkpoint=result.checkpoint.resolve().name)
-        send(piece=verdict_text(verdict))
+        send(verdict=verdict)
         send(end=True, left_out=[])
     except (ValueError, KubetuneError) as error:
         send(end=True, error=str(error))
-
-
-def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """Return a verdict in words: the reward, or each class with its probability, the likeliest first."""
-    if "reward" in verdict:
-        return f"reward {number(verdict['reward'])}"
-    probabilities = verdict.get("probabilities") or {}
-    if not probabilities:
-        return str(verdict["predicted"])
-    ordered = sorted(probabilities.items(), key=lambda item: item[1], reverse=True)
-    return "\n".join(f"{label} {share(part)}" for label, part in ordered[:_MOST_CLASSES])
 
 
 def _answer(

@@ -27,6 +27,7 @@ from kubetune.ui.chat.opening import (
     runs_to_talk_to,
 )
 from kubetune.ui.chat.talkers import MOST_MODELS
+from kubetune.ui.chat.verdicts import verdict_html
 from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
 
 # Limits of a question, which comes from a browser.
@@ -63,8 +64,10 @@ def chat(request: Request) -> Response:
     # A trial is offered where it was asked for.
     offered = [run for run in listed if run in offered or run["dir"] == chosen]
     questions = questions_of(run_dir) if verb == "Chat" else []
+    most = MOST_PROMPTS
     if verb == "Classify" and isinstance(config.data.eval, tuple):
         questions = rows_to_classify(config.data.eval)
+        most = 2 * MOST_PROMPTS  # a row of each of several classes
     # Of few questions half are left to be asked.
     examples = [asked for asked in questions[: max(1, len(questions) // 2)] if asked.after]
     examples = examples[:MOST_PROMPTS]
@@ -78,7 +81,7 @@ def chat(request: Request) -> Response:
         "is_asked_for": bool(asked_for),
         "beside": beside,
         "examples": examples,
-        "prompts": [asked for asked in questions if asked not in examples][:MOST_PROMPTS],
+        "prompts": [asked for asked in questions if asked not in examples][:most],
     }
     return page(request, "chat.html", shlex.join(words), facts)
 
@@ -117,6 +120,8 @@ async def say(request: Request) -> Response:
 
     async def lines() -> AsyncIterator[bytes]:
         async for part in site.talkers.get(run_dir).answer(question):
+            if "verdict" in part:
+                part = {"html": verdict_html(part["verdict"])}
             yield logs.scrub(json.dumps(part)).encode() + b"\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")

@@ -31,20 +31,24 @@ const start = () => {
   if (talk.dataset.atOnce !== undefined) open();
   let asking = null;
   const allow = (may) => { byId("text").disabled = byId("send").hidden = !may; byId("stop-answer").hidden = may; if (may) byId("text").focus(); };
+  const judges = talk.closest(".judge");
   const forget = () => sides.forEach((side) => { side.messages = []; side.turns.replaceChildren(); });
 
   const bubble = (side, kind, text) => {
     const made = document.createElement("div");
     made.className = `bubble ${kind}`;
     made.textContent = text;
-    side.turns.append(made);
+    (side.card ?? side.turns).append(made);
     side.turns.scrollTop = side.turns.scrollHeight;
     return made;
   };
 
-  const ask = async (side, text, signal) => {
+  const ask = async (side, text, signal, label) => {
     const system = byId("system").value.trim();
+    // A verdict stands below its text, and that of the newest first.
+    if (judges) side.turns.prepend(side.card = document.createElement("article"));
     bubble(side, "user", text);
+    if (judges && label) bubble(side, "note", label);
     const shown = bubble(side, "assistant", "");
     shown.setAttribute("aria-busy", "true");
     const question = { role: "user", content: text };
@@ -64,6 +68,7 @@ const start = () => {
         for (const line of lines) {
           const part = JSON.parse(line);
           if (part.piece) shown.textContent += part.piece;
+          if (part.html) shown.innerHTML = part.html;
           if (part.error) problem = part.error;
           for (const what of part.left_out ?? []) bubble(side, "note", `${what}, which the model does not see`);
         }
@@ -71,30 +76,30 @@ const start = () => {
       }
     } catch (error) { problem = signal.aborted ? "stopped; that turn is forgotten" : error.message; }
     shown.removeAttribute("aria-busy");
-    shown.replaceChildren(...wholeWords(shown.textContent));
+    if (!shown.firstElementChild) shown.replaceChildren(...wholeWords(shown.textContent));
     if (problem) bubble(side, "note problem", problem);
     else side.messages.push(question, { role: "assistant", content: shown.textContent });
   };
 
-  const send = async () => {
+  const send = async (label) => {
     const text = byId("text").value.trim();
     if (!text || asking || byId("text").disabled) return;
     byId("text").value = "";
     open();
     // What the evaluation asked stays in sight, and is no part of the talk.
-    for (const side of sides) if (side.turns.firstChild && !side.messages.length) bubble(side, "note", "asked by you, without what is above");
+    for (const side of sides) if (!judges && side.turns.firstChild && !side.messages.length) bubble(side, "note", "asked by you, without what is above");
     asking = new AbortController();
     allow(false);
-    await Promise.all(sides.map((side) => ask(side, text, asking.signal)));
+    await Promise.all(sides.map((side) => ask(side, text, asking.signal, label)));
     asking = null;
     allow(true);
   };
   byId("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   byId("prompts")?.addEventListener("click", (event) => {
-    const prompt = event.target.closest("[data-prompt]")?.dataset.prompt;
-    if (prompt === undefined) return;
-    byId("text").value = prompt;
-    send();
+    const prompt = event.target.closest("[data-prompt]");
+    if (!prompt) return;
+    byId("text").value = prompt.dataset.prompt;
+    send(prompt.querySelector("small")?.textContent);
   });
   byId("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
