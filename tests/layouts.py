@@ -47,7 +47,7 @@ def _mmlu(n: int) -> Row:
         "question": f"What is the sum of {n} and {n + 1} in the ring of integers?",
         "subject": ("abstract_algebra", "anatomy", "world_religions")[n % 3],
         "choices": [f"The sum is {2 * n + k}." for k in range(4)],
-        "answer": 1,
+        "answer": n % 4,
     }
 
 

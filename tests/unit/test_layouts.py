@@ -17,8 +17,10 @@ from kubetune import cli, errors
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.load import load_config
 from kubetune.config.schema import SourceConfig
-from kubetune.data.proposed.answers_as_texts import from_choices
+from kubetune.data.proposed.answers_as_texts import from_parts
 from kubetune.data.proposed.proposing import propose
+from kubetune.data.reading.examples import Chat, Pair
+from kubetune.data.reading.formats import read
 from tests.layouts import LAYOUTS, ROWS, medmcqa
 
 MODEL = str(EMBEDDED / "model")
@@ -32,13 +34,13 @@ STATEMENT = re.compile(r"Write `(r.+?)` for each record r in Python", re.DOTALL)
 USED = {
     "MBPP": {},
     "HellaSwag": {},
-    "MMLU": {"instruction": "question", "input": "choices", "output": "answer"},
+    "MMLU": {},
     "BoolQ": {"text": "question", "text_pair": "passage", "label": "answer"},
     "SQuAD": {"instruction": "question", "input": "context", "output": "answer"},
     "CNN/DailyMail": {"prompt": "article", "completion": "highlights"},
     "GSM8K": {},
     "DROP": {"instruction": "question", "input": "passage", "output": "answer"},
-    "ARC": {"instruction": "question", "input": "choices", "output": "answer"},
+    "ARC": {},
     "WinoGrande": {"prompt": "sentence", "completion": "answer"},
     "TruthfulQA": {},
     "Alpaca": {},
@@ -175,6 +177,255 @@ def test_the_program_for_other_files_makes_the_same_records(
     assert rows == [json.loads(line) for line in Path(made).read_text().splitlines()]
 
 
+def run_program(text: str) -> str:
+    """Run the program that a text gives, and return the file that it makes."""
+    [(program, made)] = PROGRAM.findall(text)
+    program = program.replace("python3", sys.executable, 1)
+    subprocess.run(["bash", "-c", program], check=True, env={"PATH": os.environ["PATH"]})
+    return str(made)
+
+
+def learned(capsys: pytest.CaptureFixture[str], rows: list[dict[str, Any]]) -> tuple[str, str]:
+    """Do what `init` says until it writes a run, and return the question and the answer of the second record."""
+    path = "rows.jsonl"
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, text = init(capsys, path)
+    for _ in range(3):
+        if code == errors.OK:
+            break
+        path = run_program(text)
+        code, text = init(capsys, path)
+    assert code == errors.OK, text
+    config = load_config(Path("run.yaml"))
+    assert config.task == "causal_lm"
+    source = config.data.train[0]
+    record = json.loads(Path(path).read_text().splitlines()[1])
+    example = read(record, source.format, dict(source.columns)).example
+    if isinstance(example, Pair):
+        return example.prompt, example.completion
+    assert isinstance(example, Chat)
+    *asked, answer = [str(message["content"]) for message in example.messages]
+    return "\n".join(asked), answer
+
+
+def records(row: str, number: int = 12) -> list[dict[str, Any]]:
+    """Return records that differ in the number that stands for {n}, and in that for {m}, the next one."""
+    texts = [row.replace("{n}", str(n)).replace("{m}", str(n + 1)) for n in range(number)]
+    return [json.loads(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answer"),
+    [
+        (
+            # The ids are the first texts, and the longest text is no question.
+            '{"thread": "Why is pot {n} hot?", "details": "I have seen it, and it was on the stove.", "answers": '
+            '{"post_id": ["k3x{n}", "p{n}q"], "body": ["It is on a stove, {n}.", "No idea."], "votes": [7, 2]}}',
+            "Why is pot 1 hot?",
+            "It is on a stove, 1.",
+        ),
+        (
+            '{"query": "Which town is it, {n}?", "answer": {"synonyms": ["the town {n}", "it"], "kind": "entity", '
+            '"text": "Lyon {n}"}}',
+            "Which town is it, 1?",
+            "Lyon 1",
+        ),
+        (
+            '{"question": "Which town is it, {n}?", "answer": ["Lyon {n}", "the town {n}"]}',
+            "Which town is it, 1?",
+            "Lyon 1",
+        ),
+        (
+            '{"question": "Which town is it, {n}?", "answers": [{"answer_start": 3, "text": "Lyon {n}"}]}',
+            "Which town is it, 1?",
+            "Lyon 1",
+        ),
+        (
+            '{"question": {"id": "x{n}", "text": "Which town, {n}?"}, "answers": {"spans": ["Lyon {n}"]}}',
+            "Which town, 1?",
+            "Lyon 1",
+        ),
+        (
+            '{"question": "Which town, {n}?", "good_answers": ["None"], "gold_answers": ["Lyon {n}"]}',
+            "Which town, 1?",
+            "Lyon 1",
+        ),
+        (
+            '{"question": "Which town, {n}?", "correct_answers": ["a town", "Lyon {n}"], "best_answer": "Lyon {n}"}',
+            "Which town, 1?",
+            "Lyon 1",
+        ),
+        (
+            '{"story": "He went to Lyon {n}.", "title": "A man", "question_text": "Where did he go, {n}?", "answers": '
+            '{"input_text": ["Lyon {n}"], "answer_start": [11]}}',
+            "He went to Lyon 1.\n\nWhere did he go, 1?",
+            "Lyon 1",
+        ),
+        (
+            '{"question": "Which is best, {n}?", "answers": [{"body": "This is, {n}.", "rank": 1}, {"body": "No.", '
+            '"rank": 2}]}',
+            "Which is best, 1?",
+            "This is, 1.",
+        ),
+        (
+            # What is asked for is an object.
+            '{"instruction": "Call it, {n}.", "output": [{"name": "call_{n}", "arguments": {"number": {n}}}]}',
+            "Call it, 1.",
+            '[{"name": "call_1", "arguments": {"number": 1}}]',
+        ),
+    ],
+)
+def test_the_text_that_is_the_answer_is_learned(
+    row: str, question: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, learns = learned(capsys, records(row))
+    assert sorted(asked.split()) == sorted(question.split())
+    assert learns == answer
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"instruction": "Write of {n}.", "completions": [{"model": "a", "response": "Of {n}."}, {"model": "b", '
+        '"response": "No {n}."}], "correct_answers": ["None"]}',
+        '{"question": "Who is {n}?", "responses": ["It is he.", "It is she, {n}."]}',
+        '{"question": "Who is {n}?", "response": ["It is he.", "It is she, {n}."]}',
+        '{"prompt": "Who is {n}?", "answers": [{"answer": "It is he.", "rank": 2}, {"answer": "She {n}.", "rank": 1}]}',
+        '{"question": "Who is {n}?", "answers": {"text": ["It is he.", "She, {n}."], "score": [1, 5]}}',
+        '{"question": "Who is {n}?", "answer": ["It is he.", "She, {n}."], "is_correct": [false, true]}',
+        '{"question": "Who is {n}?", "answer": [{"role": "assistant", "content": "He {n}."}, {"role": "user", '
+        '"content": "No?"}]}',
+    ],
+)
+def test_several_answers_are_said_and_none_of_them_is_taken(
+    row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records(row)))
+    code, text = init(capsys, "rows.jsonl")
+    assert code == errors.USER
+    assert "to be several answers to one prompt: write a record for each" in text
+    assert "correct_answers" not in text
+    assert not PROGRAM.findall(text)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"story": "He went to Lyon {n}.", "questions": ["Who?", "Where?"], "answers": {"text": ["he", "Lyon {n}"]}}',
+        '{"account": "He went to Lyon {n}.", "queries": ["Who?", "Where?"], "answers": ["he", "Lyon {n}"]}',
+        '{"passage": "He went to Lyon {n}.", "question": ["Who?", "Where {n}?"], "answer": ["he", "Lyon"]}',
+    ],
+)
+def test_several_questions_of_a_record_are_not_one(
+    row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records(row)))
+    code, text = init(capsys, "rows.jsonl")
+    assert code == errors.USER
+    assert "holds several questions of a record: write a record for each" in text
+    assert not PROGRAM.findall(text)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"question": "Who is {n}?", "answer": {"id": "e7b{n}", "page_id": "x{n}"}}',
+        '{"question": "Who is {n}?", "answer": {"entity": "Ann {n}", "type": "person", "aliases": ["A {n}"]}}',
+        '{"question": "Who is {n}?", "answer": ["k{n}x7"]}',
+        '{"question": "Who is {n}?", "answer": {"text": "NULL"}}',
+        '{"question": "Who is {n}?", "answer": {"text": "{\\"aliases\\": [{n}]}"}}',
+    ],
+)
+def test_no_id_and_no_object_becomes_an_answer(
+    row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records(row)))
+    code, text = init(capsys, "rows.jsonl")
+    assert code == errors.USER
+    assert "Write the part of it that is the right answer there as a text" in text
+    assert not PROGRAM.findall(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "marks", "choices", "asked", "answer"),
+    [
+        (
+            '{"question": "How many, {n}?", "options": ["(A) {n} cats", "(B) {m} cats"], "rationale": "There are {n}, '
+            'so it is A.", "correct": "MARK"}',
+            "ABAA",
+            ["(A) 1 cats", "(B) 2 cats"],
+            "How many, 1?",
+            "(B) 2 cats",
+        ),
+        (
+            '{"stem": "What is it, {n}?", "title": "A riddle of {n}.", "choices": {"a": "cat {n}", "b": "dog {n}"}, '
+            '"gold": "MARK"}',
+            "abab",
+            ["a. cat 1", "b. dog 1"],
+            "What is it, 1?",
+            "dog 1",
+        ),
+        (
+            '{"problem": "What is it, {n}?", "alternatives": ["cat {n}", "dog {n}", "cow {n}"], "why": "It says so, {n}.",'
+            ' "right_one": MARK}',
+            "1231",
+            ["A. cat 1", "B. dog 1", "C. cow 1"],
+            "What is it, 1?",
+            "dog 1",
+        ),
+        (
+            '{"context": "The cat {n} ran.", "choice1": "It is far {n}.", "choice2": "It is old {n}.", "question": '
+            '"What came of it, {n}?", "label": MARK}',
+            "0110",
+            ["1. It is far 1.", "2. It is old 1."],
+            "The cat 1 ran.",
+            "It is old 1.",
+        ),
+        (
+            '{"question": "What is it, {n}?", "choices": ["cat {n}", "dog {n}"], "answer": MARK}',
+            "0110",
+            ["A. cat 1", "B. dog 1"],
+            "What is it, 1?",
+            "dog 1",
+        ),
+    ],
+)
+def test_choices_in_any_column_are_asked_and_the_right_one_is_learned(
+    row: str,
+    marks: str,
+    choices: list[str],
+    asked: str,
+    answer: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = []
+    for n, text in enumerate([row.replace("MARK", mark) for mark in marks * 3]):
+        rows.append(records(text)[n])
+    question, learns = learned(capsys, rows)
+    assert asked in question
+    assert set(choices) <= set(question.splitlines())
+    assert learns == answer
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"question": "What is it, {n}?", "choices": ["cat {n}", "dog {n}", "cow {n}"], "answer": 1}',
+        '{"question": "What is it, {n}?", "options": ["cat {n}", "dog {n}"], "rationale": "It says so, {n}."}',
+        '{"question": "What is it, {n}?", "options": ["yes", "no"], "rationale": "It says so, {n}.", "correct": "C"}',
+    ],
+)
+def test_choices_of_which_no_column_tells_the_right_one_are_said(
+    row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records(row, 60)))
+    code, text = init(capsys, "rows.jsonl")
+    assert code == errors.USER
+    assert "beside `question`, and no column tells for sure which is right" in text
+    assert not PROGRAM.findall(text)
+    assert not list(pasted_columns(text))
+
+
 def test_options_beside_a_sentence_become_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = init(capsys, write("WinoGrande"))
     assert code == errors.USER
@@ -188,7 +439,7 @@ def test_options_beside_a_sentence_become_part_of_it(capsys: pytest.CaptureFixtu
 
 def test_wrong_answers_are_never_offered_as_the_answer() -> None:
     rows = [LAYOUTS["TruthfulQA"](number) for number in range(ROWS)]
-    assert "`correct_answers` holds the answer" in from_choices(rows, "rows.jsonl")
+    assert "`correct_answers` holds the answer" in from_parts(rows, "rows.jsonl")
 
 
 def test_texts_that_are_the_same_in_each_record_are_names_of_classes(
@@ -204,12 +455,12 @@ def test_texts_that_are_the_same_in_each_record_are_names_of_classes(
 
 def test_of_answers_that_differ_in_form_no_program_is_given() -> None:
     rows = [LAYOUTS["SQuAD"](number) for number in range(ROWS)]
-    assert "answers" in from_choices(rows, "rows.jsonl")
+    assert "answers" in from_parts(rows, "rows.jsonl")
     rows[3]["answers"] = {"text": [], "answer_start": []}
-    assert not from_choices(rows, "rows.jsonl")
+    assert not from_parts(rows, "rows.jsonl")
     rows = [LAYOUTS["HellaSwag"](number) for number in range(ROWS)]
     rows[3]["label"] = "4"
-    assert not from_choices(rows, "rows.jsonl")
+    assert not from_parts(rows, "rows.jsonl")
 
 
 def test_advice_never_makes_a_question_the_answer() -> None:

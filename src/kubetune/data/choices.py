@@ -57,6 +57,14 @@ def choices_of(value: Mapping[str, Any], question: str, answer: Any) -> Choices 
     return None
 
 
+def are_marked(choices: Choices) -> bool:
+    """True if each text begins with its mark: `A) 21`, `(B) 22`, `C. 23`."""
+    for mark, text in zip(choices.marks, choices.texts, strict=True):
+        if not re.match(rf"\(?{re.escape(mark)} ?[.):]", text, re.IGNORECASE):
+            return False
+    return True
+
+
 def chosen_by_label(
     values: Sequence[Mapping[str, Any]], question: str, label: str
 ) -> list[tuple[Any, Choices]]:
@@ -80,8 +88,7 @@ def chosen_by_label(
             choices = _in_column(name, item) if isinstance(item, list) else None
             if choices is not None:
                 chosen.append((value.get(label), choices))
-        is_other = not _OTHER_NAMES.isdisjoint(words_of_name(name))
-        if len(chosen) == len(values) and not is_other and _are_places(chosen):
+        if len(chosen) == len(values) and not names_other_texts(name) and _are_places(chosen):
             return chosen
     return []
 
@@ -114,11 +121,16 @@ def _candidates(value: Mapping[str, Any]) -> Iterator[tuple[Choices, bool]]:
             continue
         if names_answer(name) or names_thought(name):
             continue
-        if not _OTHER_NAMES.isdisjoint(words_of_name(name)):
+        if names_other_texts(name):
             continue
         choices = _in_column(name, item)
         if choices is not None:
             yield choices, _is_sure(name)
+
+
+def names_other_texts(name: str) -> bool:
+    """True if a column is called like other words for something, or names within a text: `aliases`, `keywords`."""
+    return not _OTHER_NAMES.isdisjoint(words_of_name(name))
 
 
 def are_numbered(names: Sequence[str]) -> bool:
@@ -210,19 +222,73 @@ def _of_list(item: Sequence[Any]) -> _Listed | None:
     return None
 
 
+class RightChoice(NamedTuple):
+    """How the labels of records say which of their choices are right."""
+
+    by: Literal["text", "mark", "number"]
+    texts: tuple[str, ...]  # the right one of each record
+    first: int = 0  # number of the first choice
+
+
+def right_choice(chosen: Sequence[tuple[Any, Choices]]) -> RightChoice | None:
+    """Return how labels choose; None for labels that are neither texts, marks nor numbers, or do not tell which.
+
+    `chosen`: the label and the choices of each record.
+    """
+    named = [(str(label).strip(), choices) for label, choices in chosen]
+    if all(label in choices.texts for label, choices in named):
+        return RightChoice("text", tuple(label for label, _ in named))
+    are_numbers = all(_is_number(label) for label, _ in named)
+    are_counted = all(choices.marks in _counts(choices) for _, choices in named)
+    if not are_numbers or not are_counted:
+        if not all(label.upper() in choices.marks for label, choices in named):
+            return None
+        texts = [choices.texts[choices.marks.index(label.upper())] for label, choices in named]
+        return RightChoice("mark", tuple(texts))
+
+    # Labels may count from 0 where the choices are called 1 and 2.
+    first = _first_number(named)
+    if first is None:
+        return None
+    texts = []
+    for label, choices in named:
+        place = int(label) - first
+        if not 0 <= place < len(choices.texts):
+            return None
+        texts.append(choices.texts[place])
+    return RightChoice("number", tuple(texts), first)
+
+
 def counted_from(values: Sequence[tuple[Any, Choices]]) -> int | None:
     """Return 0 or 1, from which answers that are numbers count; None for other answers, and where they do not tell.
 
     `values`: the answer and the choices of each record, where these are marked with letters.
     """
-    numbers = []
-    for answer, choices in values:
-        if not re.fullmatch(r"\d{1,2}", str(answer).strip(), re.ASCII) or choices.marks[0] != "A":
-            return None
-        numbers.append(int(answer))
-        if numbers[-1] == len(choices.texts):
-            return 1
-    return 0 if 0 in numbers else None
+    named = [(str(answer).strip(), choices) for answer, choices in values]
+    if any(not _is_number(answer) or choices.marks[0] != "A" for answer, choices in named):
+        return None
+    return _first_number(named)
+
+
+def _is_number(label: str) -> bool:
+    return re.fullmatch(r"\d{1,2}", label, re.ASCII) is not None
+
+
+def _counts(choices: Choices) -> Iterator[tuple[str, ...]]:
+    """Yield the marks that so many choices have if these are counted: with letters, from 0 and from 1."""
+    size = len(choices.marks)
+    yield tuple(string.ascii_uppercase[:size])
+    yield tuple(map(str, range(size)))
+    yield tuple(map(str, range(1, size + 1)))
+
+
+def _first_number(named: Sequence[tuple[str, Choices]]) -> int | None:
+    """Return 0 or 1, by which number numbers begin; None where they do not tell."""
+    if any(int(number) == len(choices.texts) for number, choices in named):
+        return 1
+    if any(int(number) == 0 or choices.marks[0] == "0" for number, choices in named):
+        return 0
+    return None
 
 
 def _names_one(answer: Any, choices: Choices, *, with_numbers: bool) -> bool:

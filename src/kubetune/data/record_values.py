@@ -42,6 +42,17 @@ def is_thought(value: Any) -> bool:
     return isinstance(value, str) and value.strip().lower() not in ("", *_SETTINGS)
 
 
+# What tables and data frames write where they hold nothing.
+_MISSING: Final = frozenset((
+    "nan", "NaN", "NULL", "null", "None", "none", "N/A", "n/a", "NA", "<NA>", "#N/A", "NaT", "nil",
+))  # fmt: skip
+
+
+def is_word_for_none(text: str) -> bool:
+    """True for a text that stands for nothing, such as `nan` or `NULL`."""
+    return text.strip() in _MISSING
+
+
 def is_phrase(value: Any) -> bool:
     """True for texts of several words, which a name such as `abstract_algebra` has too; an id with digits has none."""
     if isinstance(value, str) and not any(map(str.isspace, value)):

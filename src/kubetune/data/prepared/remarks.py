@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 from kubetune.data.column_names import REASONING
 from kubetune.data.reading.examples import (
@@ -20,6 +20,7 @@ from kubetune.data.reading.examples import (
 )
 from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.reading.strict_json import JsonObject
+from kubetune.data.record_values import is_word_for_none
 from kubetune.data.text.encode import Encoded
 
 
@@ -37,12 +38,6 @@ def answers_of(example: Example, encoded: Encoded) -> dict[str, int]:
     }
 
 
-# What tables and data frames write where they hold nothing.
-_MISSING: Final = frozenset((
-    "nan", "NaN", "NULL", "null", "None", "none", "N/A", "n/a", "NA", "<NA>", "#N/A", "NaT", "nil",
-))  # fmt: skip
-
-
 def has_plain_prompt(example: Example) -> bool:
     """True if the record has a prompt that is not a conversation."""
     return isinstance(parts_of(example)[0], Pair)
@@ -51,7 +46,7 @@ def has_plain_prompt(example: Example) -> bool:
 def flaws_of(example: Example, template: str) -> list[str]:
     """Return the names, as a tally has them, of what conversations hold that their author hardly meant."""
     flaws = []
-    if any(_learned(part).strip() in _MISSING for part in parts_of(example)):
+    if any(is_word_for_none(_learned(part)) for part in parts_of(example)):
         flaws.append("answers_missing")
     if isinstance(example, Preference) and example.is_scored_otherwise:
         flaws.append("scored_otherwise")

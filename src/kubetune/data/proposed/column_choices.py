@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.column_names import TALKS
-from kubetune.data.proposed.answers_as_texts import as_text, from_label, into_question
+from kubetune.data.proposed.answers_as_texts import as_text
+from kubetune.data.proposed.multiple_choice import from_label, into_question
 from kubetune.data.proposed.proposal import ReasonedChoice, values_of
 from kubetune.data.proposed.seen_records import SeenRecords
 from kubetune.data.proposed.trial_reading import can_be_read, has_answer
@@ -148,8 +149,9 @@ def _with_subject(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, R
                 for key, meaning in _MEANINGS_BESIDE_SUBJECT.items()
                 if key in use
             }
-        values = [_renamed(record.value, names) for record in seen.records]
-        advice = as_text(record.value, names, path) or into_question(values, names, path)
+        values = [record.value for record in seen.records]
+        renamed = [_renamed(value, names) for value in values]
+        advice = as_text(values, names, path) or into_question(renamed, names, path)
         if advice:
             raise DataError(advice)
     return {}

@@ -32,7 +32,7 @@ _OTHER_NAMES: Final = {
     ),
     "completion": (
         *ANSWERS, "reply", "assistant", "bot", "target", "summary", "highlights", "tldr", "translation",
-        *RIGHT_ANSWERS, "a",
+        *RIGHT_ANSWERS, "best_answer", "correct_answer", "gold_answer", "a",
     ),
     "label": (
         "label", "labels", "gold_label", "gold", "class", "category", "sentiment", "intent", "topic", "rating", "stars",

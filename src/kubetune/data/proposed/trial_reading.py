@@ -52,7 +52,7 @@ def read_all(
         absent.update(reading.absent)
 
     if not examples:
-        advice = as_text(records[0].value, columns, source.path)
+        advice = as_text([record.value for record in records], columns, source.path)
         if advice:
             raise DataError(advice)
         raise problems.error()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kubetune.base.humanize import shell_word
-from kubetune.data.choices import are_numbered
+from kubetune.data.choices import are_numbered, choices_of
 from kubetune.data.column_names import (
     PROMPTS,
     names_answer,
@@ -14,7 +14,8 @@ from kubetune.data.column_names import (
     names_subject,
     names_test,
 )
-from kubetune.data.proposed.answers_as_texts import from_choices, records_within
+from kubetune.data.proposed.answers_as_texts import from_parts, in_several_answers
+from kubetune.data.proposed.programs import records_within
 from kubetune.data.proposed.seen_records import SeenRecords
 from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.labelled import pair_in
@@ -30,11 +31,13 @@ def unknown(seen: SeenRecords, path: str) -> str:
             "(such as: What is this?); the label, or `--columns completion=NAME`, is its answer"
         )
     records = [record.value for record in seen.records]
-    made = records_within(records, path) or from_choices(records, path)
+    made = records_within(records, path) or from_parts(records, path)
     if made:
         return made
     text += ", and none is known as a question with its answer, a text, or a text with its label"
-    classes = seen.classes()
+    choices = choices_of(seen.first, "", None)
+    of_choices = choices.columns if choices is not None else ()
+    classes = [name for name in seen.classes() if name not in of_choices]
     # All that would be learned: what may be pasted leaves none of it out.
     held = []
     for name, facts in seen.facts.items():
@@ -45,10 +48,7 @@ def unknown(seen: SeenRecords, path: str) -> str:
     answers = [name for name in held if names_answer(name) or names_bad_answer(name)]
     lists = [name for name in answers if isinstance(seen.first.get(name), list)]
     if len(answers) > 1 or lists:
-        return (
-            f"{text}. {quoted(answers)} seem to be several answers to one prompt: write a record for each, with `prompt` "
-            "and `completion`, or the better one as `chosen` and the other as `rejected`"
-        )
+        return f"{text}. {in_several_answers(answers)}"
     labels = list(dict.fromkeys(filter(None, (seen.by_name["label"], *classes))))
     ways = _ways(seen, held, labels)
     if not ways:
