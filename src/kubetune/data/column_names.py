@@ -15,7 +15,8 @@ RIGHT_ANSWERS: Final = (
 # Names that are given to the right answer alone, whoever else has answered.
 TRUTHS: Final = (
     "ground_truth", "target", "reference_answer", "expected_answer", "final_answer", "correct_answer", "gold_answer",
-    "gold",
+    "gold", "golden_answer", "right_answer", "true_answer", "gold_response", "reference_response", "expected_response",
+    "correct_response",
 )  # fmt: skip
 # Names of what is written for a text beside it. A `target` may be a class too.
 OUTPUTS: Final = (*ANSWERS, "reply", "summary", "highlights", "tldr", "translation")
@@ -91,7 +92,12 @@ def names_thought(name: str) -> bool:
 def names_answer(name: str) -> bool:
     """True if a column is called like an answer, its steps, or what somebody says of it: `response_a`, `explanation`."""
     words = words_of_name(re.sub(r"\d", "", name))
-    return not _BESIDE_ANSWERS.isdisjoint(words) and not names_subject(name)
+    return names_truth(name) or (not _BESIDE_ANSWERS.isdisjoint(words) and not names_subject(name))
+
+
+def names_truth(name: str) -> bool:
+    """True if a column is called like the right answer, whoever else has answered: `ground_truth`, `Gold Answer`."""
+    return "_".join(words_of_name(name)) in TRUTHS
 
 
 def names_test(name: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kubetune.data.choices import choices_of
 from kubetune.data.column_names import (
@@ -22,6 +22,7 @@ from kubetune.data.column_names import (
     names_subject,
     names_test,
     names_thought,
+    names_truth,
     words_of_name,
 )
 from kubetune.data.record_values import (
@@ -32,7 +33,12 @@ from kubetune.data.record_values import (
     is_thought,
     joined_texts,
     key_of,
+    renamed,
 )
+from kubetune.data.right_answers import two_answers
+
+# Names of what a text is judged or marked as, which no question is about.
+_LABELS: Final = ("label", "labels")
 
 
 class Roles(NamedTuple):
@@ -77,7 +83,7 @@ def with_subject(name: str, value: RecordValue, columns: Mapping[str, str]) -> d
     if not question or has_input or roles.talk or is_classifier:
         return {}
     are_texts = isinstance(value[question], str) and isinstance(joined_texts(value.get(name)), str)
-    if not are_texts or question == name or names_answer(name):
+    if not are_texts or question == name or names_answer(name) or name.lower() in _LABELS:
         return {}
 
     if _is_choice(name, value, roles):
@@ -120,7 +126,8 @@ def _as_another_answer(name: str, value: RecordValue, columns: Mapping[str, str]
     """Return the `columns` by which an answer takes the place of the one that is learned; none without a question."""
     roles = Roles.of(value, columns)
     are_texts = isinstance(value.get(roles.question), str) and isinstance(value[name], str)
-    if name not in ANSWERS or roles.talk or roles.compared or not are_texts:
+    is_answer = name in ANSWERS or names_truth(name)
+    if not is_answer or roles.talk or roles.compared or not are_texts:
         return {}
 
     # Both are named, whatever they are called: there are two answers.
@@ -203,6 +210,8 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
         return {}
 
     columns = {"prompt": prompt, "completion": completion}
+    if two_answers(renamed(value, columns), {}) is not None:
+        return {}
     thoughts = []
     for name, text in value.items():
         if names_thought(name) and is_thought(text) and not is_number(text):

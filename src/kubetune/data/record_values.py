@@ -123,3 +123,9 @@ def is_number(value: Any) -> bool:
 def as_integer(value: Any) -> Any:
     """Return 4 for 4.0, as tables and data frames write counts and grades; anything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def renamed(value: RecordValue, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a record whose columns have our names. `names`: the file's, by ours."""
+    of_file = {column: key for key, column in names.items()}
+    return {of_file.get(column, column): item for column, item in value.items()}

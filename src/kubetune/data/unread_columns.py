@@ -14,6 +14,7 @@ from kubetune.data.column_names import (
     names_answer,
     names_split,
     names_test,
+    names_truth,
     names_weight,
 )
 from kubetune.data.column_words import in_words, in_yaml
@@ -64,7 +65,8 @@ def _left_of_prompt(name: str, of_column: Facts) -> LeftOut:
 def _left_text(name: str, of_column: Facts, path: str) -> LeftOut:
     """Return what is said of a text, or of one that a question is about."""
     meaning: Meaning = of_column["meaning"]
-    is_decisive = meaning == "subject" or name in PROMPTS or name in ANSWERS
+    is_answer = name in ANSWERS or names_truth(name)
+    is_decisive = meaning == "subject" or name in PROMPTS or is_answer
     what = "a text" if of_column["is_plain"] else "texts in lists or objects"
     if name in PROMPTS:
         differing = of_column["records"] - of_column["repeated"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.column_names import TALKS
+from kubetune.data.column_names import ANSWERS, TALKS
 from kubetune.data.proposed.answers_as_texts import as_text
 from kubetune.data.proposed.multiple_choice import from_label, into_question
 from kubetune.data.proposed.proposal import ReasonedChoice, values_of
@@ -14,7 +14,8 @@ from kubetune.data.proposed.seen_records import SeenRecords
 from kubetune.data.proposed.trial_reading import can_be_read, has_answer
 from kubetune.data.proposed.unknown_columns import unknown
 from kubetune.data.question_subjects import left_subjects, subject_columns
-from kubetune.data.record_values import RecordValue, key_of
+from kubetune.data.record_values import RecordValue, key_of, renamed
+from kubetune.data.right_answers import require_right_answer
 from kubetune.errors import DataError
 
 # What a column is taken as, by our name of it.
@@ -66,9 +67,13 @@ def columns_of(
     else:
         subject = _with_subject(kind, seen, source.path)
         if subject:
+            if kind == "text":
+                _require_right_answer(seen, values_of(subject))
             return images | subject
     if kind == "text":
-        return images | _columns_of_texts(seen, source.path)
+        columns = _columns_of_texts(seen, source.path)
+        _require_right_answer(seen, values_of(columns))
+        return images | columns
     if kind == "labelled" and by_name["text_pair"]:
         return _other_columns(("text", "text_pair", "label"), by_name)
     if can_be_read(seen.records[0], kind):
@@ -157,6 +162,18 @@ def _with_subject(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, R
     return {}
 
 
+def _require_right_answer(seen: SeenRecords, columns: Mapping[str, str]) -> None:
+    """Raise DataError for two answers that differ: names that are guessed here decide nothing."""
+    # Where the reader knows the answer by itself, it says so.
+    if columns.keys().isdisjoint(ANSWERS):
+        return
+    for record in seen.records:
+        try:
+            require_right_answer(_renamed(record.value, columns), {}, names=columns)
+        except ValueError as error:
+            raise DataError(f"{record.where}: {error}. Nothing was written.") from None
+
+
 def _require_text_for_label(seen: SeenRecords, path: str) -> None:
     """Raise DataError with a program for labels that are answers to learn: one of several choices."""
     question = seen.by_name["text"] or "text"
@@ -168,12 +185,7 @@ def _require_text_for_label(seen: SeenRecords, path: str) -> None:
 
 def _renamed(value: RecordValue, names: Mapping[str, str]) -> dict[str, Any]:
     """Return a record whose columns have our names. `names`: the file's, by ours; a conversation keeps its own."""
-    renamed = dict(value)
-    if not key_of(TALKS, value, {}):
-        for key, name in names.items():
-            if name in renamed:
-                renamed[key] = renamed.pop(name)
-    return renamed
+    return dict(value) if key_of(TALKS, value, {}) else renamed(value, names)
 
 
 def _other_columns(

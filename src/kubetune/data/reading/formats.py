@@ -52,6 +52,7 @@ from kubetune.data.reading.refusals import (
     require_trained,
 )
 from kubetune.data.record_values import is_number, is_prose, is_thought, joined_texts, key_of
+from kubetune.data.right_answers import require_right_answer
 
 Value = Mapping[str, Any]
 
@@ -103,6 +104,8 @@ def read(
         if kind == "text":
             require_no_preference(value, columns)
         require_subjects(value, columns, needs_answer=kind == "text")
+        if kind == "text":
+            require_right_answer(value, columns)
     if kind in ("pair", "graded", "judged"):
         answers, unused = read_answers(value, shape, kind)
         unused = _without_obeyed(sorted({*unused, *replaced}), value)
