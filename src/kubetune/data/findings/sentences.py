@@ -1,23 +1,23 @@
 """The findings about the data of a run, from the counts that a check makes and prepared rows keep.
 
-This is the only place that puts them into words. A new finding is one function and one line in FINDERS.
+Only this file and labels.py put them into words. A new finding is one function and one line in FINDERS.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from kubetune.base.humanize import counted, place, unused_keys
-from kubetune.config.schema import DataConfig, ModelConfig, RewardConfig, SourceConfig
+from kubetune.config.schema import ModelConfig
 from kubetune.data.column_words import lacking
 from kubetune.data.findings.finding import Finding, Severity
+from kubetune.data.findings.labels import LABEL_FINDERS
 from kubetune.data.findings.other_splits import other_splits, read_otherwise
-from kubetune.data.prepared.tally import MOST_PLACES, require_rows
+from kubetune.data.findings.split_counts import SplitCounts
+from kubetune.data.prepared.tally import require_rows
 from kubetune.data.reading.sources import locate
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.row_counts import evaluated_rows
@@ -32,67 +32,8 @@ from kubetune.plan.model_shapes import ModelFiles
 BAD_RECORDS: Final = "bad_records"
 # Share of trained tokens below which a warning asks whether that is meant.
 LITTLE_TRAINED: Final = 0.05
-# Labels that are named.
+# Columns that are named.
 MOST_NAMES: Final = 8
-
-
-@dataclass(frozen=True)
-class SplitCounts:
-    """The counts of one split, from which its findings are made."""
-
-    task: str
-    data: DataConfig
-    split: Split
-    name: str  # what the split is called in sentences
-    sources: Sequence[SourceConfig]
-    stats: JsonObject  # `tally.summarise` and `RowWatch.facts` together
-    rewards: Sequence[RewardConfig] = ()
-    shown_columns: Collection[str] = ()  # to a teacher
-
-    def rows(self, number: int, unit: str = "row") -> str:
-        """Return `3 of 20 rows of train`."""
-        return f"{number:,} of {counted(self.stats['rows'], unit)} of {self.name}"
-
-    def records(self, number: int) -> str:
-        """Return `3 of 20 records of train`."""
-        return f"{number:,} of {counted(self.stats['records'], 'record')} of {self.name}"
-
-    def places(self, pairs: Sequence[Sequence[int]]) -> tuple[str, ...]:
-        """Return pairs of a source's index and a record's, as people read them: `data.jsonl records 5, 9`."""
-        # Records count from 1 for people.
-        by_source: dict[int, list[str]] = {}
-        for source, record in pairs:
-            by_source.setdefault(source, []).append(f"{record + 1:,}")
-        texts = []
-        for source, records in by_source.items():
-            noun = "record" if len(records) == 1 else "records"
-            texts.append(f"{place(self.sources[source].path)} {noun} {', '.join(records)}")
-        return tuple(texts)
-
-    def counted_places(self, what: str) -> tuple[str, ...]:
-        """Return the first records that are counted under `what`."""
-        pairs = []
-        for index, source in enumerate(self.stats["sources"]):
-            for record in source["places"].get(what, ()):
-                pairs.append((index, record))
-        return self.places(pairs[:MOST_PLACES])
-
-    def finding(
-        self,
-        severity: Severity,
-        id: str,
-        sentence: str,
-        number: int = 0,
-        places: tuple[str, ...] = (),
-        advice: str = "",
-    ) -> Finding:
-        """Return a finding about this split."""
-        return Finding(id, severity, self.split, sentence, number, places, advice)
-
-    def counted_warning(self, what: str, sentence: str, advice: str = "") -> Finding:
-        """Return a warning of what is counted under a name, with the first places of it."""
-        places = self.counted_places(what)
-        return self.finding("warning", what, sentence, self.stats[what], places, advice)
 
 
 def find(
@@ -117,7 +58,16 @@ def find(
         if spec.task == "distill" and split == "train":
             shown = spec.distill.shown_columns
         splits.append(
-            SplitCounts(spec.task, spec.data, split, name, sources, of_split, spec.rewards, shown)
+            SplitCounts(
+                spec.task,
+                spec.data,
+                split,
+                name,
+                sources,
+                of_split,
+                spec.rewards,
+                shown,
+            )
         )
 
     findings: list[Finding] = []
@@ -356,63 +306,6 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
             yield counts.counted_warning(what, sentence)
 
 
-def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
-    # Rows that must not be forgotten need not have every label.
-    missing = [label for label, number in counts.stats["classes"].items() if not number]
-    if not missing or counts.split == "forget":
-        return
-    names = ", ".join(missing[:MOST_NAMES])
-    if len(missing) > MOST_NAMES:
-        names += " …"
-
-    meaning = "such labels are not measured; means over the labels leave out those that are not predicted either"
-    if counts.name == "train":
-        meaning = "such labels are never learned"
-    yield counts.finding(
-        "warning",
-        "labels_without_rows",
-        f"{counted(len(missing), 'label')} without rows in {counts.name}: {names}; {meaning}",
-        len(missing),
-        advice="`classification.labels` lists the labels that are meant",
-    )
-
-
-def _labels_alike(counts: SplitCounts) -> Iterator[Finding]:
-    """Find labels such as `Spam` and `spam`, which are two classes."""
-    if counts.split != "train":
-        return
-    spellings: dict[str, list[str]] = {}
-    for label in counts.stats["classes"]:
-        key = re.sub(r"[\s_-]+", " ", label).casefold()
-        spellings.setdefault(key, []).append(label)
-    groups = [" and ".join(labels) for labels in spellings.values() if len(labels) > 1]
-    if not groups:
-        return
-    names = ", ".join(groups[:MOST_NAMES])
-    if len(groups) > MOST_NAMES:
-        names += " …"
-    yield counts.finding(
-        "warning",
-        "labels_alike",
-        f"labels that differ only in case or spaces: {names}; each is a class of its own",
-        len(groups),
-        advice="Write those that mean the same in one way",
-    )
-
-
-def _label_below_zero(counts: SplitCounts) -> Iterator[Finding]:
-    """Name -1 beside 0 and 1: a grade as others are, or the mark of records without one of two labels."""
-    number = counts.stats["classes"].get("-1", 0)
-    if number and counts.split == "train" and counts.stats["classes"].keys() == {"-1", "0", "1"}:
-        yield counts.finding(
-            "note",
-            "label_below_zero",
-            f"label -1 of {counts.rows(number)} is a class, as 0 and 1 are",
-            number,
-            advice="Leave these records out if it marks such as have no label",
-        )
-
-
 def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
     """Find judged answers that are all good, or all bad."""
     good = counts.stats["answers"].get("good", 0)
@@ -610,9 +503,7 @@ FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _named_splits,
     _lost,
     _changed,
-    _labels_without_rows,
-    _labels_alike,
-    _label_below_zero,
+    *LABEL_FINDERS,
     _one_verdict,
     _reversed_pairs,
     _repeats,
