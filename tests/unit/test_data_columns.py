@@ -458,6 +458,107 @@ def test_classes_beside_an_answer_are_named_with_what_would_use_them() -> None:
         assert f"`data.train.columns: {{label: {name}}}`, `task: preference`" in advice[name]
 
 
+BAD_IF_TRUE = [
+    "is_bad",
+    "flagged",
+    "toxic",
+    "isHallucinated",
+    "contains-spam",
+    "was_refused",
+    "not_helpful",
+    "has_errors",
+]
+GOOD_IF_TRUE = [
+    "is_good",
+    "correct",
+    "non_toxic",
+    "not_flagged",
+    "error_free",
+    "no_mistakes",
+    "is_free",
+    "verified",
+]
+
+
+def judged(name: str, value: Any) -> list[dict[str, Any]]:
+    """Return conversations, of which every second one holds a value in a column."""
+    rows = []
+    for n in range(40):
+        asked = {"role": "user", "content": f"What is river number {n}?"}
+        answer = {"role": "assistant", "content": f"It is stone {n}."}
+        rows.append({"messages": [asked, answer], name: value(n % 2 == 0)})
+    return rows
+
+
+@pytest.mark.parametrize("name", GOOD_IF_TRUE)
+def test_a_column_that_may_say_what_is_good_is_advised_as_the_verdict(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines(judged(name, bool))
+    assert cli.main(["data", "check", path]) == 0
+    label = name if "-" not in name else f'"{name}"'
+    assert f"{{label: {label}}}`, `task: preference`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", BAD_IF_TRUE)
+@pytest.mark.parametrize("value", [bool, int, lambda is_bad: str(is_bad)])
+def test_a_column_that_says_what_is_bad_is_never_advised_as_the_verdict(
+    name: str, value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines(judged(name, value))
+    assert cli.main(["data", "check", path]) == 0
+    output = capsys.readouterr().out
+    assert f"`{name}` seems to be true for bad ones" in output
+    assert "{label: " not in output
+    # What it says to paste works, and the answers that are called bad are bad.
+    subprocess.run(output.split("give d-judged.jsonl: `")[1].split("`")[0], shell=True, check=True)
+    made = [json.loads(line) for line in Path("d-judged.jsonl").read_text().splitlines()]
+    assert [row["label"] for row in made] == [n % 2 == 1 for n in range(40)]
+    assert cli.main(["init", "d-judged.jsonl", "--model", MODEL, "-o", "run.yaml"]) == 0
+    assert load_config(Path("run.yaml")).preference.loss == "kto"
+
+
+@pytest.mark.parametrize("name", ["is_bad", "is_good"])
+def test_a_verdict_that_is_called_the_opposite_is_warned_of_by_each_verb(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines(judged(name, bool))
+    run = {
+        "model": MODEL,
+        "task": "preference",
+        "preference": {"loss": "kto"},
+        "data": {"train": {"path": path, "columns": {"label": name}}, "cache": "cache"},
+    }
+    Path("run.yaml").write_text(json.dumps(run))
+    words = ["--model", MODEL, "--task", "preference", "--columns", f"label={name}"]
+    for command in (["plan", "run.yaml"], ["data", "check", "run.yaml"], ["init", path, *words]):
+        if command[0] == "init":
+            command += ["-o", "new.yaml"]
+        assert cli.main(command) == 0
+        warned = f"`{name}` is read as the verdict on answers, true for good ones"
+        assert (warned in capsys.readouterr().out) == (name == "is_bad"), command
+
+
+def test_a_grade_of_an_answer_is_advised_as_no_class_of_its_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in (
+        ("helpfulness", lambda n: n % 5),
+        ("quality", lambda n: ("low", "high")[n % 2]),
+    ):
+        rows = [
+            {"prompt": f"What is {n}?", "response": f"It is {n + 1}.", name: value(n)}
+            for n in range(40)
+        ]
+        assert cli.main(["data", "check", lines(rows)]) == 0
+        output = capsys.readouterr().out
+        assert (
+            f"`{name}` ({len({value(n) for n in range(40)})} values) is not used. A file for each"
+            in output
+        )
+        assert "sequence_classification" not in output
+
+
 def test_short_texts_are_texts_but_ids_are_not() -> None:
     rows = [
         {

@@ -18,6 +18,7 @@ from kubetune.data.column_names import (
     names_weight,
 )
 from kubetune.data.column_words import in_words, in_yaml
+from kubetune.data.verdict_names import says_bad, turned
 
 # What `Columns.to_json` holds of one column.
 Facts = Mapping[str, Any]
@@ -115,15 +116,21 @@ def _left_classes(name: str, of_column: Facts, path: str) -> LeftOut:
 
 def _use_of_classes(name: str, of_column: Facts, path: str) -> str:
     """Return what would use a column of few values: a verdict on the answer, a class of the text, or a part of the data."""
-    if of_column["meaning"] == "class" and of_column["answer"] and of_column["are_verdicts"]:
+    is_class = of_column["meaning"] == "class"
+    if is_class and of_column["answer"] and of_column["are_verdicts"]:
+        if says_bad(name):
+            return (
+                "`task: preference` with `preference.loss: kto` learns which answers are good by a `label` that is true "
+                f"for these, and `{name}` seems to be true for bad ones: {turned(name, path)}"
+            )
         return (
             f"`data.train.{in_yaml({'label': name})}`, `task: preference` and `preference.loss: kto` learn by it which "
             "answers are good, if it says that"
         )
     if names_split(name):
         return "A file for each of its values can be given as `data.train` or `data.eval`"
-    is_class = of_column["meaning"] == "class" or not of_column["answer"]
-    if is_class and of_column["text"]:
+    # Beside an answer it may be a grade of it, which no class of its prompt is.
+    if of_column["text"] and not of_column["answer"]:
         columns = {"text": of_column["text"]}
         if name != "label":
             columns["label"] = name

@@ -24,6 +24,7 @@ from kubetune.data.row_counts import evaluated_rows
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.unread_columns import left_out
+from kubetune.data.verdict_names import says_bad, turned
 from kubetune.errors import DataError, ModelError
 from kubetune.plan.base_model import embeddings_of, positions_of
 from kubetune.plan.model_shapes import ModelFiles
@@ -326,6 +327,22 @@ def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
     )
 
 
+def _opposite_verdicts(counts: SplitCounts) -> Iterator[Finding]:
+    """Find columns that are read as true for good answers, and are called as if they were true for bad ones."""
+    if counts.task != "preference" or counts.split != "train":
+        return
+    for source in counts.sources:
+        name = source.columns.get("label", "")
+        if says_bad(name):
+            yield counts.finding(
+                "warning",
+                "opposite_verdict",
+                f"`{name}` is read as the verdict on answers, true for good ones, and is called as if it were true for bad "
+                "ones",
+                advice=f"If it is, leave it out of `columns`: {turned(name, source.path)}",
+            )
+
+
 def _reversed_pairs(counts: SplitCounts) -> Iterator[Finding]:
     """Find pairs of which another has the answers the other way round."""
     number = counts.stats["reversed"]
@@ -505,6 +522,7 @@ FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _changed,
     *LABEL_FINDERS,
     _one_verdict,
+    _opposite_verdicts,
     _reversed_pairs,
     _repeats,
     _little_trained,

@@ -21,7 +21,12 @@ def kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
     if by_name["chosen"] and by_name["rejected"]:
         return "pair"
 
-    kinds = Counter(likely_kind(record.value) for record in seen.records)
+    kinds: Counter[RecordKind] = Counter()
+    # A column that is named as the text has a class beside it, whatever else the record holds.
+    names = {} if "text" in columns else columns
+    for record in seen.records:
+        named = {key: record.value.get(name) for key, name in names.items()}
+        kinds[likely_kind({**record.value, **named})] += 1
     kind = kinds.most_common(1)[0][0]
     # Other numbers than 0 and 1 are no verdicts.
     if kind == "judged" and len(kinds) > 1:

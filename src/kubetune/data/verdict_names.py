@@ -1,0 +1,52 @@
+"""What a column of yes and no says of an answer by its name: that it is good or bad, and how to turn it round."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Final
+
+from kubetune.base.humanize import shell_word
+from kubetune.data.column_names import words_of_name
+
+# Words for an answer that is not to be learned, each as it is in names: `is_toxic`, `toxicity`, `hallucinated`.
+_BAD: Final = frozenset((
+    "abusive", "bad", "banned", "biased", "blocked", "broken", "buggy", "corrupt", "corrupted", "dangerous", "deleted",
+    "disliked", "downvoted", "error", "fail", "failed", "failure", "false", "flag", "flagged", "gibberish", "hallucinate",
+    "hallucinated", "hallucinating", "hallucination", "harmful", "hate", "hateful", "inaccurate", "inappropriate",
+    "incoherent", "incomplete", "incorrect", "insult", "insulting", "invalid", "irrelevant", "loser", "misleading",
+    "mistake", "mistaken", "nonsense", "nsfw", "obscene", "offensive", "poor", "problematic", "profane", "profanity",
+    "refusal", "refused", "rejected", "removed", "spam", "threat", "toxic", "toxicity", "truncated", "unacceptable",
+    "undesirable", "unfaithful", "ungrounded", "unhelpful", "unsafe", "unusable", "unwanted", "violation", "vulgar", "worse",
+    "worst", "wrong",
+))  # fmt: skip
+# Words that turn the others round, such as `not_helpful` and `non_toxic`, and those that turn only these: `error_free`.
+_NOT: Final = frozenset(("isnt", "never", "non", "not"))
+_WITHOUT: Final = frozenset(("free", "no", "without"))
+
+
+def says_bad(name: str) -> bool:
+    """True if a column of yes and no is called so that yes says of an answer that it is bad.
+
+    is_bad, flagged, not_helpful  →  True
+    is_good, non_toxic, no_errors  →  False
+    """
+    words = words_of_name(name)
+    is_bad = not _BAD.isdisjoint(words)
+    turns = sum(word in _NOT or (is_bad and word in _WITHOUT) for word in words)
+    return is_bad != (turns % 2 == 1)
+
+
+def turned(name: str, path: str) -> str:
+    """Return what writes a verdict `label` that is true for good answers, from a column that is true for bad ones."""
+    key = json.dumps(name)
+    # Tables have it as a text. Without a verdict there is none.
+    value = (
+        f'{{"false": True, "0": True, "true": False, "1": False}}.get(str(r.get({key})).lower())'
+    )
+    if not path.endswith(".jsonl"):
+        return f'write `r["label"] = {value}` for each record r in Python'
+    made = f"{path.removesuffix('.jsonl')}-judged.jsonl"
+    code = f'import json, sys; [print(json.dumps({{**r, "label": {value}}})) for r in map(json.loads, sys.stdin)]'
+    command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
+    return f"make one, then give {made}: `{command}`"
