@@ -54,6 +54,12 @@ def judged(question: str, is_good: bool) -> Record:
 
 CHATS = [chat(f"question {i}", f"answer {i}") for i in range(8)]
 PLAIN = [{"text": f"text number {i}"} for i in range(4)]
+
+
+def labelled(*labels: str) -> list[Record | None]:
+    return [{"text": f"text {i}", "label": label} for i, label in enumerate(labels)]
+
+
 LABELLED = [{"text": f"text {i}", "label": ("good", "bad")[i % 2]} for i in range(6)]
 
 
@@ -189,6 +195,24 @@ CASES = {
         "1 label without rows in train: ugly; such labels are never learned",
         LABELLED,
         {"task": "sequence_classification", "classification.labels": ["good", "bad", "ugly"]},
+    ),
+    "label for none": Case(
+        "label `Unknown`, `none` of 3 of 6 rows of train is a class, as the others are",
+        labelled("none", "for", "against", "Unknown", "for", "none"),
+        {"task": "sequence_classification"},
+        "Leave these records out if it marks such as have no label",
+    ),
+    "labels joined": Case(
+        "labels that join others: `fear|joy`, `joy|fear`, of 2 of 6 rows of train; each is a class of its own",
+        labelled("joy", "fear", "fear|joy", "anger", "joy|fear", "joy"),
+        {"task": "sequence_classification"},
+        'Write such a label as a list, ["fear", "joy"]',
+    ),
+    "labels spelt": Case(
+        "40 labels such as `0%`, `1%`, `10%` are classes of their own, and seem to be numbers to predict",
+        labelled(*(f"{number}%" for number in range(40))),
+        {"task": "sequence_classification"},
+        "Write them as numbers",
     ),
     "answers": Case(
         "train: chosen answers have ",

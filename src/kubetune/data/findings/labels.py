@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kubetune.base.humanize import counted
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.split_counts import SplitCounts
+from kubetune.data.text.odd_labels import joined_labels, spelt_numbers, unlabelled_words
 
 # Labels that are named.
 MOST_NAMES: Final = 8
@@ -58,6 +60,64 @@ def _labels_alike(counts: SplitCounts) -> Iterator[Finding]:
     )
 
 
+def _labels_for_none(counts: SplitCounts) -> Iterator[Finding]:
+    """Find labels such as `none`, which are classes, or mark records that have no label."""
+    if counts.split != "train" or counts.are_labels_listed:
+        return
+    classes = counts.stats["classes"]
+    words = unlabelled_words(classes)
+    if words:
+        number = sum(classes[word] for word in words)
+        yield counts.finding(
+            "warning",
+            "labels_for_none",
+            f"label {_named(words)} of {counts.rows(number)} is a class, as the others are",
+            number,
+            advice="Leave these records out if it marks such as have no label; if it is a class, list all classes in "
+            "`classification.labels`",
+        )
+
+
+def _labels_joined(counts: SplitCounts) -> Iterator[Finding]:
+    """Find labels such as `joy|fear`, which are several classes in one text."""
+    if counts.split != "train" or counts.are_labels_listed:
+        return
+    classes = counts.stats["classes"]
+    joined = joined_labels(classes)
+    if joined:
+        number = sum(classes[label] for label in joined)
+        example = json.dumps(next(iter(joined.values())), ensure_ascii=False)
+        yield counts.finding(
+            "warning",
+            "labels_joined",
+            f"labels that join others: {_named(list(joined))}, of {counts.rows(number)}; each is a class of its own",
+            number,
+            advice=f"Write such a label as a list, {example}, if each of them applies; in a table as this text",
+        )
+
+
+def _labels_spelt(counts: SplitCounts) -> Iterator[Finding]:
+    """Find labels that are numbers to predict, in a spelling that is read as the name of a class."""
+    if counts.split != "train" or counts.are_labels_listed:
+        return
+    spelt = spelt_numbers(counts.stats["classes"])
+    if spelt:
+        yield counts.finding(
+            "warning",
+            "labels_spelt",
+            f"{counted(len(spelt), 'label')} such as {_named(spelt[:3])} are classes of their own, and seem to be numbers "
+            "to predict",
+            len(spelt),
+            advice="Write them as numbers, such as 31 and 6.5, without signs, for `classification.problem_type: regression`",
+        )
+
+
+def _named(labels: Sequence[str]) -> str:
+    """Return the first labels for a sentence."""
+    names = ", ".join(f"`{label}`" for label in labels[:MOST_NAMES])
+    return f"{names} …" if len(labels) > MOST_NAMES else names
+
+
 def _label_below_zero(counts: SplitCounts) -> Iterator[Finding]:
     """Name -1 beside 0 and 1: a grade as others are, or the mark of records without one of two labels."""
     number = counts.stats["classes"].get("-1", 0)
@@ -74,5 +134,8 @@ def _label_below_zero(counts: SplitCounts) -> Iterator[Finding]:
 LABEL_FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _labels_without_rows,
     _labels_alike,
+    _labels_for_none,
+    _labels_joined,
+    _labels_spelt,
     _label_below_zero,
 )

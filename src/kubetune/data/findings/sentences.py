@@ -68,6 +68,7 @@ def find(
                 of_split,
                 spec.rewards,
                 shown,
+                are_labels_listed=bool(spec.classification.labels),
             )
         )
 

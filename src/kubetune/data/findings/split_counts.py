@@ -25,6 +25,7 @@ class SplitCounts:
     stats: JsonObject  # `tally.summarise` and `RowWatch.facts` together
     rewards: Sequence[RewardConfig] = ()
     shown_columns: Collection[str] = ()  # to a teacher
+    are_labels_listed: bool = False  # in `classification.labels`: each is meant to be a class
 
     def rows(self, number: int, unit: str = "row") -> str:
         """Return `3 of 20 rows of train`."""

@@ -33,6 +33,7 @@ from kubetune.data.text.class_labels import (
     whole_number_of,
     with_names,
 )
+from kubetune.data.text.odd_labels import joined_labels, unlabelled_marks
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import NOTHING_WRITTEN, DataError
 
@@ -304,6 +305,11 @@ def _names(
         if names and len(names) >= seen.width and cover(names, labels):
             return names
 
+    marks = unlabelled_marks({str(label) for label in labels})
+    if marks:
+        others = sorted({str(label) for label in labels} - {*marks})
+        raise DataError(f"{_unlabelled(marks, others)}. {NOTHING_WRITTEN}")
+
     # Only numbers: they count classes.
     numbers = []
     for label in labels:
@@ -318,6 +324,13 @@ def _names(
     names = tuple(sorted({str(label) for label in labels}))
     if numbers and not _are_codes(names):
         words = [name for name in names if whole_number_of(name) is None]
+        joined = joined_labels(names)
+        if joined and joined.keys() == set(words):
+            raise DataError(
+                f"label {words[0]!r} stands in the data of training beside {listed(sorted(map(str, set(numbers))))}, and "
+                f"seems to join several of them. Write such labels as lists, {json.dumps(joined[words[0]])}; in a table as "
+                f"this text. {NOTHING_WRITTEN}"
+            )
         raise DataError(
             f"data.train holds labels that are numbers ({listed(sorted(map(str, set(numbers))))}) and labels that are "
             f"names ({listed(words)}); nothing says whether a number is a class of its own or counts the others. List "
@@ -367,10 +380,15 @@ def _negative(numbers: set[int]) -> str:
         return f"label -1 stands in each record of training: {UNLABELLED}"
     below = sorted(number for number in numbers if number < 0)
     others = sorted(number for number in numbers if number >= 0)
-    beside = f" beside {listed([str(number) for number in others])}" if others else ""
+    return _unlabelled(list(map(str, below)), list(map(str, others)))
+
+
+def _unlabelled(marks: Sequence[str], others: Sequence[str]) -> str:
+    """Return what is said of labels that seem to mark records without one. `others`: the labels beside them."""
+    beside = f" beside {listed(others)}" if others else ""
     return (
-        f"label {listed([str(number) for number in below])} stands in the data of training{beside}. Leave these records out "
-        "if it marks such as have no label; if it is a class, list all classes in `classification.labels`"
+        f"label {listed(marks)} stands in the data of training{beside}. Leave these records out if it marks such as have "
+        "no label; if it is a class, list all classes in `classification.labels`"
     )
 
 

@@ -1,0 +1,83 @@
+"""Labels that are hardly the name of a class: marks of records without a label, and several classes in one text."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Collection
+from typing import Final
+
+# What programs write for nothing, and people for a record that nobody has labelled.
+_NO_LABEL: Final = frozenset((
+    "nan", "null", "n/a", "n.a.", "#n/a", "<na>", "nat", "unlabeled", "unlabelled", "unannotated", "not labeled",
+    "not labelled", "not annotated", "no label", "without label", "missing label",
+))  # fmt: skip
+# The same of words that classes are called by, too: no stance, an unknown origin.
+_MAY_BE_NO_LABEL: Final = frozenset((
+    "none", "unknown", "na", "nil", "missing", "undefined", "unspecified", "undetermined", "tbd", "todo", "skip", "skipped",
+    "not available", "not applicable", "empty", "blank",
+))  # fmt: skip
+_SIGNS: Final = frozenset(string.punctuation + "–—…")
+# What stands between several classes in one text.
+_SEPARATORS: Final = "|;,/+&\n\t"
+# An amount of money, a share, or a number with a comma.
+_NUMBER: Final = re.compile(
+    r"[-+]?[$€£¥]?\s*[-+]?\d{1,3}(?:[.,\s]?\d{3})*(?:[.,]\d+)?\s*(?:%|[$€£¥])?"
+)
+# Fewer numbers are names of grades or ranges.
+_FEWEST_NUMBERS: Final = 21
+
+
+def unlabelled_marks(names: Collection[str]) -> list[str]:
+    """Return the labels that mark records without one, and are hardly classes, in alphabetical order.
+
+    yes, no, -       →  -
+    +, -             →  nothing: all of them are signs
+    """
+    are_signs = [name for name in names if _SIGNS.issuperset(name)]
+    marks = [name for name in names if _written(name) in _NO_LABEL]
+    if len(are_signs) == 1 and len(names) > 1:
+        marks += are_signs
+    return sorted(set(marks))
+
+
+def unlabelled_words(names: Collection[str]) -> list[str]:
+    """Return the labels that may mark records without one, or be a class as the others."""
+    return [name for name in names if _written(name) in _MAY_BE_NO_LABEL]
+
+
+def _written(name: str) -> str:
+    """Return a name as the lists above have it: `Not_Labelled` as `not labelled`."""
+    return re.sub(r"[\s_-]+", " ", name).strip(" ()[]").casefold()
+
+
+def joined_labels(names: Collection[str]) -> dict[str, list[str]]:
+    """Return the labels that are several classes in one text, each with these classes.
+
+    joy, fear, fear|joy           →  fear|joy: each part is a label of its own
+    a;b, b;c, c;a                 →  all three: the same parts stand at several places
+    news/sport, news/politics     →  nothing: a class with its kind
+    """
+    joined = {}
+    for sign in _SEPARATORS:
+        parts_of = {}
+        for name in names:
+            parts = [part.strip() for part in name.split(sign)]
+            if len(parts) > 1 and all(parts) and len(set(parts)) == len(parts):
+                parts_of[name] = parts
+
+        places: dict[str, set[int]] = {}
+        for parts in parts_of.values():
+            for place, part in enumerate(parts):
+                places.setdefault(part, set()).add(place)
+        for name, parts in parts_of.items():
+            if all(part in names or len(places[part]) > 1 for part in parts):
+                joined[name] = parts
+    return joined
+
+
+def spelt_numbers(names: Collection[str]) -> list[str]:
+    """Return the labels if nearly all of them are many numbers in a spelling that is not read as one, such as `31%`."""
+    spelt = [name for name in names if _NUMBER.fullmatch(name)]
+    is_all = len(spelt) >= max(_FEWEST_NUMBERS, 0.9 * len(names))
+    return spelt if is_all else []
