@@ -671,3 +671,21 @@ def test_a_part_of_an_answer_that_is_not_to_be_trained_is_refused(switch: str) -
         convert({"messages": [USER, {"role": "assistant", "content": parts}]})
     whole = [part | {switch: 1} for part in parts]
     assert read({"messages": [USER, {"role": "assistant", "content": whole}]})[1] == ()
+
+
+@pytest.mark.parametrize("text", ["['joy']", "[ 'joy', 'fear']", "[['joy']]", "['joy' 'fear']"])
+def test_a_list_with_the_quotes_of_python_is_named_as_such(text: str) -> None:
+    with pytest.raises(ValueError, match=r"has Python's quotes; expected JSON, as `json\.dumps`"):
+        convert({"text": "Fine.", "label": text}, "auto", {}, kind="labelled")
+
+
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_so_are_messages(key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key} is .*, which has Python's quotes"):
+        convert({key: "[{'role': 'user', 'content': 'Hi'}]"}, "auto", {}, kind="text")
+
+
+@pytest.mark.parametrize("text", ["[joy]", '["joy"', "[it's]"])
+def test_what_is_no_list_of_python_is_no_json(text: str) -> None:
+    with pytest.raises(ValueError, match="which is not JSON"):
+        convert({"text": "Fine.", "label": text}, "auto", {}, kind="labelled")

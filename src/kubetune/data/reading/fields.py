@@ -6,6 +6,7 @@ Nothing here knows the shapes of records (formats.py) or of messages (messages.p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -156,7 +157,17 @@ def parsed(text: str, where: str) -> Any:
     except Flawed as flaw:
         raise ValueError(f"{where} is {show(text)}, which {flaw}") from None
     except ValueError as error:
+        if _has_quotes_of_python(text):
+            raise ValueError(
+                f"{where} is {show(text)}, which has Python's quotes; expected JSON, as `json.dumps` writes it "
+                "in place of `str`"
+            ) from None
         raise ValueError(f"{where} is {show(text)}, which is not JSON: {error}") from None
+
+
+def _has_quotes_of_python(text: str) -> bool:
+    """True for a list or an object as Python writes it: `['joy']`, `[{'role': 'user'}]`; numpy has no commas."""
+    return re.match(r"""\s*[\[{(][\s\[{(]*'""", text) is not None
 
 
 def keys(value: RecordValue) -> str:
