@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kubetune import errors
@@ -292,6 +294,22 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
     assert main(words) == errors.ENVIRONMENT
     assert runs, "it broke off in the middle"
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "whole or not at all"
+
+
+def test_prompts_are_read_from_files_of_every_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = argparse.Namespace(file=tmp_path / "in.csv", image=[], prompts=[])
+    arguments.file.write_text('prompt,id\n"What is\nthe capital?",7\n')
+    (row,) = read_questions(arguments)
+    assert row.row["prompt"] == "What is\nthe capital?"
+    arguments.file = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"prompt": ["one", "two"]}), arguments.file)
+    assert [row.row["prompt"] for row in read_questions(arguments)] == ["one", "two"]
+    arguments.file = tmp_path / "in.jsonl"
+    arguments.file.write_bytes("prompt\nWas?\n".encode("utf-16"))
+    with pytest.raises(errors.DataError, match=r"is UTF-16.*expected UTF-8: `iconv"):
+        read_questions(arguments)
 
 
 @pytest.mark.slow

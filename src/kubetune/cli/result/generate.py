@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file",
         type=Path,
-        help="JSONL of prompts instead: `prompt` or `messages`, and `images`, in each line. For a classifier, records "
-        "in any format that it can be trained on",
+        help="a file of prompts instead, JSON lines or a table: `prompt` or `messages`, and `images`, in each record. "
+        "For a classifier, records that it can be trained on",
     )
     parser.add_argument(
         "--image",

@@ -6,7 +6,6 @@ Each has its place for messages, such as prompts.jsonl:3.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -176,30 +175,20 @@ def read_questions(args: argparse.Namespace) -> list[PromptRow]:
 
 
 def _questions_of_file(file: Path, images: Sequence[str]) -> list[PromptRow]:
-    """Return the prompts of a JSONL file; those that name no images are about `images`."""
+    """Return the prompts of a file of records; those that name no images are about `images`."""
+    from kubetune.data.reading.readers import read_file
     from kubetune.data.reading.record_problems import Problems
-    from kubetune.data.reading.strict_json import parse
 
     problems = Problems()
     questions: list[PromptRow] = []
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.DataError(f"{file}: cannot be read: {error}") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{file}:{number}"
-        # A JSONDecodeError is a ValueError, and says more about the place.
+    for record in read_file(file, problems):
         try:
-            row = _row(parse(line))
+            row = _row(dict(record.value))
             row_images = _images(row, file.parent)
-        except json.JSONDecodeError as error:
-            problems.add(where, f"is not JSON: {error}")
         except (ValueError, TypeError) as error:
-            problems.add(where, str(error))
+            problems.add(record.where, str(error))
         else:
-            questions.append(PromptRow(where, row, row_images or images))
+            questions.append(PromptRow(record.where, row, row_images or images))
     problems.raise_if_any()
 
     # Lines may have `temperature` and the like, of other tools' files, which do nothing here.
@@ -223,13 +212,11 @@ def _images(row: dict[str, Any], folder: Path) -> list[str]:
     return [str(folder / path) for path in paths]
 
 
-def _row(value: Any) -> dict[str, Any]:
-    """Return a line of a file as a prompt. Raise ValueError for a line without a prompt."""
+def _row(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a record as a prompt. Raise ValueError for one without a prompt."""
     from kubetune.data.reading.fields import Fields
     from kubetune.data.reading.refusals import require_readable
 
-    if not isinstance(value, dict):
-        raise ValueError("expected an object with `prompt` or `messages`")
     messages = value.get("messages")
     if not messages and not isinstance(value.get("prompt"), str):
         raise ValueError("expected an object with `prompt` or `messages`")
