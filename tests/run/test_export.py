@@ -509,6 +509,8 @@ def test_what_cannot_be_exported(
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     for words, message in (
         (["--output", str(tmp_path / "mine")], "holds other files"),
+        (["--output", "/proc/mine"], "--output: /proc/mine cannot be made"),
+        (["--output", str(tmp_path / "mine/notes.txt/x")], "notes.txt is no folder"),
         (["--step", "99"], "there are: best, last, step 7"),
         (["--dtype", "int3"], "expected one of bfloat16, float16, float32"),
     ):

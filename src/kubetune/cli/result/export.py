@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
     heap.give_back()
     # What makes no sense is refused before the imports, which take seconds.
+    from kubetune.library.verdict.places import require_writable
     from kubetune.result.forms import require_export
     from kubetune.result.forms.wanted import TrainedModel, WantedExport
     from kubetune.result.inference.requirements import require_result
@@ -94,6 +95,8 @@ def run(args: argparse.Namespace) -> Answer:
         args.merge, args.dtype, args.gguf, args.quantize, args.output, args.max_shard_size
     )
     require_export(TrainedModel.of(config, args.run_dir), wanted)
+    if args.output is not None:
+        require_writable("--output", args.output.absolute())
     # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     with stoppable(), busy(f"loading what exports {visible(str(args.run_dir))}") as work:
         from kubetune.result.publishing.exporting import export_run

@@ -19,7 +19,7 @@ _OF_THE_KERNEL: Final = frozenset((
 
 def require_output(output: str) -> None:
     """Raise ConfigError for a run directory that cannot be written."""
-    _require_writable("output", Path(output).expanduser().absolute())
+    require_writable("output", Path(output).expanduser().absolute())
 
 
 def require_cache(cache: str | None, environ: Mapping[str, str]) -> None:
@@ -27,7 +27,7 @@ def require_cache(cache: str | None, environ: Mapping[str, str]) -> None:
     folder = user_cache(environ) / "kubetune"
     if cache is not None:
         folder = Path(cache).expanduser()
-    _require_writable("data.cache", folder.absolute())
+    require_writable("data.cache", folder.absolute())
 
 
 def require_report_place(report: str | None) -> None:
@@ -41,11 +41,11 @@ def require_report_place(report: str | None) -> None:
         )
     from kubetune.rundir.report import require_place_of_report
 
-    _require_writable("logging.report_json", path.parent)
+    require_writable("logging.report_json", path.parent)
     require_place_of_report(path)
 
 
-def _require_writable(key: str, folder: Path) -> None:
+def require_writable(key: str, folder: Path) -> None:
     """Raise ConfigError unless the folder can be written, or made."""
     # Folders that are missing will be made in the nearest one that exists.
     nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
