@@ -226,3 +226,57 @@ def test_a_header_among_the_records_of_files_that_were_joined_is_refused(
     assert [record.value["text"] for record in records] == ["fine"]
     (problem,) = problems.first
     assert ":3: is the header again" in problem
+
+
+# Names, their separators, and what the message says of it.
+SEPARATORS = {
+    "tabs": ("a.csv", "\t", "has one column, and tabs in its name; expected commas between columns. Name the file a.tsv"),
+    "commas": ("a.tsv", ",", "has one column, and commas in its name; expected tabs between columns. Name the file a.csv"),
+    "bars": ("a.csv", "|", "has one column, and `|` in its name; expected commas between columns. To convert: "),
+    "semicolons": ("a.tsv", ";", "has one column, and `;` in its name; expected tabs between columns. To convert: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sign", "message"), SEPARATORS.values(), ids=SEPARATORS.keys())
+def test_other_separators_are_named_with_what_makes_a_table(
+    name: str, sign: str, message: str, tmp_path: Path
+) -> None:
+    rows = [f"What is {text(n, 3)}, {n}?{sign}A {text(n, 2)}, that is." for n in range(20)]
+    file = table(tmp_path, name, [f"prompt{sign}completion", *rows])
+    records, problems = read(file)
+    assert records == []
+    (problem,) = problems.first
+    assert f"{file}:1: {message}" in problem
+    new = tmp_path / f"new-{name}"
+    if "To convert: " in problem:
+        command = problem.split("To convert: ")[1].rstrip(".")
+        command = command.replace("FILE", str(file)).replace("NEW", str(new))
+        subprocess.run(command, shell=True, check=True)
+    else:
+        new = file.rename(tmp_path / problem.split("Name the file ")[1].rstrip("."))
+    if sign != ",":
+        assert [record.value["prompt"] for record in read(new)[0]] == [
+            row.split(sign)[0] for row in rows
+        ]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["text", *(f"The {text(n)}; and | more" for n in range(20))],
+        ["Well, or badly, said", *(f"The {text(n)}" for n in range(20))],
+        ["yes | no", *(f"The {text(n)}" for n in range(20))],
+    ],
+)
+def test_signs_in_the_texts_of_one_column_separate_nothing(rows: list[str], tmp_path: Path) -> None:
+    records, problems = read(table(tmp_path, "a.tsv", rows))
+    assert (len(records), problems.first) == (20, [])
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\\t"])
+def test_the_line_that_tells_excel_the_separator_is_no_header(sign: str, tmp_path: Path) -> None:
+    file = table(tmp_path, "a.csv", [f"sep={sign}", "prompt,completion", *"ab"])
+    (problem,) = read(file)[1].first
+    assert "which tells Excel what stands between columns" in problem
+    subprocess.run(problem.split("`")[-2], shell=True, check=True)
+    assert (tmp_path / "table-a.csv").read_text() == "prompt,completion\na\nb\n"

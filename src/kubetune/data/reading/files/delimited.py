@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-from kubetune.base.humanize import counted, place
+from kubetune.base.humanize import counted, place, shell_word
 from kubetune.data.reading import record
 from kubetune.data.reading.files.headers import (
     SAMPLE,
@@ -18,11 +19,13 @@ from kubetune.data.reading.files.headers import (
     judge,
     naming_command,
 )
-from kubetune.data.reading.files.packed import opened
+from kubetune.data.reading.files.packed import is_packed, opened
 from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.record import Record, decode, lines
 from kubetune.data.reading.record_problems import Problems
 
+# Characters of a name of a column, where commas may separate several.
+_LONGEST_NAME: Final = 40
 Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL: quotes enclose values; csv.QUOTE_NONE: they are text
 
 
@@ -113,9 +116,9 @@ def _read_table(
         first = _first_rows(rows)
 
         # Without a good header no row can be named.
-        mistake = _header_mistake(header) or _record_in_place(
-            file, problems, header, [row for _, row in first], delimiter
-        )
+        below = [row for _, row in first]
+        mistake = _header_mistake(file, header, below, delimiter)
+        mistake = mistake or _record_in_place(file, problems, header, below, delimiter)
         if mistake:
             problems.add(f"{file}:1", mistake)
             return
@@ -201,21 +204,62 @@ def _row_mistake(row: Sequence[str], header: Sequence[str]) -> str:
     return ""
 
 
-def _header_mistake(header: list[str]) -> str:
-    """Return what is wrong with the names of the columns; empty if nothing is."""
+def _header_mistake(
+    file: Path,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    delimiter: str,
+) -> str:
+    """Return what is wrong with the names of the columns; empty if nothing is. `rows`: the first ones."""
     if not any(header):
         return "is blank; expected a header with the names of the columns"
-    if len(header) == 1 and ";" in header[0]:
-        # As spreadsheets write it in countries where the comma is in numbers.
+    line = delimiter.join(header)
+    if re.fullmatch(r"sep=.{0,2}", line.strip(), re.IGNORECASE):
+        made = file.with_name(f"table-{file.name.removesuffix('.gz')}")
+        read = f"gunzip -c {shell_word(file)} |" if is_packed(file) else f"< {shell_word(file)}"
         return (
-            'has one column, and `;` in its name; expected commas between columns. To convert: python3 -c "import csv, '
-            "sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=';'))\" < FILE > NEW"
+            f"is `{line}`, which tells Excel what stands between columns; expected a header. To remove it: "
+            f"`{read} tail -n +2 > {shell_word(made)}`"
         )
+    separator = _other_separator(header, rows, delimiter)
+    if separator:
+        return _separated_by(separator, file, delimiter)
     counts = Counter(header)
     twice = ", ".join(f"`{name}`" for name, count in counts.items() if count > 1)
     if twice:
         return f"has the column {twice} more than once; all but the last would be lost"
     return ""
+
+
+def _other_separator(header: Sequence[str], rows: Sequence[Sequence[str]], delimiter: str) -> str:
+    """Return what stands between the columns of a table that has only one; empty where it is one."""
+    if len(header) != 1:
+        return ""
+    name = header[0]
+    for sign in "\t;|,":
+        parts = name.split(sign)
+        # Commas are in texts, too: each line has as many as its header at least, and names are short.
+        are_names = all(part.strip() and len(part) <= _LONGEST_NAME for part in parts)
+        are_alike = all(delimiter.join(row).count(sign) >= len(parts) - 1 for row in rows)
+        if sign != delimiter and len(parts) > 1 and (sign in "\t;" or (are_names and are_alike)):
+            return sign
+    return ""
+
+
+def _separated_by(separator: str, file: Path, delimiter: str) -> str:
+    """Return what is wrong with a table of other separators than those of its ending."""
+    called = {"\t": "tabs", ",": "commas"}
+    sign = called.get(separator, f"`{separator}`")
+    text = f"has one column, and {sign} in its name; expected {called[delimiter]} between columns"
+    if separator in called:
+        ending = {"\t": ".tsv", ",": ".csv"}[separator]
+        return f"{text}. Name the file {re.sub('[.](csv|tsv)', ending, file.name)}"
+    # Spreadsheets write `;` in countries where the comma is in numbers.
+    writer = "sys.stdout" if delimiter == "," else "sys.stdout, delimiter='\\t'"
+    return (
+        f'{text}. To convert: python3 -c "import csv, sys; csv.writer({writer}).writerows(csv.reader(sys.stdin, '
+        f"delimiter='{separator}'))\" < FILE > NEW"
+    )
 
 
 COMMAS: Final = Reader(read_csv)
