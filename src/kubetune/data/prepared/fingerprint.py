@@ -19,7 +19,7 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import processor_of
 
 # Changes when the same input would give other rows, or the files another form.
-FORMAT: Final = 10
+FORMAT: Final = 11
 
 MANIFEST: Final = "manifest.json"
 
