@@ -15,7 +15,7 @@ from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.load import load_config
 from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.other_splits import other_splits
-from kubetune.data.findings.split_files import named_files, split_of
+from kubetune.data.findings.split_files import missing_parts, named_files, split_of
 from kubetune.data.inspect import known_findings
 from kubetune.supervisor.newer_data import written_since
 
@@ -208,3 +208,39 @@ def test_files_that_no_path_means_alone_are_left_to_the_user() -> None:
     folder("train-a.jsonl", "x/train-b.jsonl", "test.jsonl")
     [finding] = other_splits([SourceConfig(path="data")])
     assert finding.advice == "Move them out of it, or name the files to train on"
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"], ["train-00001-of-00003.jsonl"]),
+        (["p_01_of_03.csv", "p_03_of_03.csv"], ["p_02_of_03.csv"]),
+        (["a-00000-of-00002.jsonl", "b-00001-of-00002.jsonl"], ["a-00001-of-00002.jsonl", "b-00000-of-00002.jsonl"]),
+        (["x/t-00000-of-00002.jsonl", "y/t-00001-of-00002.jsonl"], ["t-00001-of-00002.jsonl", "t-00000-of-00002.jsonl"]),
+        (["t-000-of-004.jsonl.gz", "t-003-of-004.jsonl.gz"], ["t-001-of-004.jsonl.gz", "t-002-of-004.jsonl.gz"]),
+        (["t-00000-of-00002.jsonl", "t-00001-of-00002.jsonl"], []),
+        (["t-01-of-02.jsonl", "t-02-of-02.jsonl"], []),
+        (["page-3-of-9.jsonl", "page-4-of-9.jsonl"], []),
+        (["best-10-of-2024.jsonl", "worst-10-of-2024.jsonl"], []),
+        (["t-00000-of-00003.jsonl"], []),
+    ],
+)  # fmt: skip
+def test_parts_that_are_missing_are_known_by_the_names_of_the_others(
+    names: list[str], missing: list[str]
+) -> None:
+    folder(*names)
+    assert missing_parts(SourceConfig(path="data")) == missing
+
+
+@pytest.mark.parametrize("most", [1_000, 3])
+def test_missing_parts_are_warned_of_whether_rows_are_looked_at_or_not(
+    most: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(known_findings, "MOST_RECORDS", most)
+    folder("train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl")
+    warned = "train: data lacks 1 file by the names of the others: train-00001-of-00003.jsonl"
+    assert cli.main(["init", "data", "--model", MODEL, "-o", "run.yaml"]) == 0
+    capsys.readouterr()
+    for verb in (["plan", "run.yaml"], ["data", "check", "run.yaml"]):
+        assert cli.main(verb) == 0
+        assert " ".join(capsys.readouterr().out.split()).count(warned) == 1, verb

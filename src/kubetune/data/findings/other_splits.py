@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubetune.base.humanize import place
+from kubetune.base.humanize import counted, place
 from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.column_words import in_yaml
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.split_files import named_files
+from kubetune.data.findings.split_files import missing_parts, named_files
 from kubetune.errors import DataError
 
 _MOST_NAMED = 4
@@ -36,6 +36,25 @@ def other_splits(sources: Sequence[SourceConfig]) -> Iterator[Finding]:
         yield Finding(
             "other_splits", "warning", "train", sentence, len(files.held_out), advice=advice
         )
+
+
+def lacking_parts(sources: Sequence[SourceConfig], split: str) -> Iterator[Finding]:
+    """Yield a warning for each source that lacks files by the names of those that it has."""
+    for source in sources:
+        try:
+            missing = missing_parts(source)
+        except DataError:
+            continue  # whoever reads it says what is wrong
+        if missing:
+            named = ", ".join(missing[:_MOST_NAMED])
+            if len(missing) > _MOST_NAMED:
+                named += " …"
+            files = counted(len(missing), "file")
+            sentence = (
+                f"{split}: {place(source.path)} lacks {files} by the names of the others: {named}"
+            )
+            advice = "Fetch what is missing, or name the files that are meant"
+            yield Finding("missing_parts", "warning", split, sentence, len(missing), advice=advice)
 
 
 def read_otherwise(data: DataConfig) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from kubetune.config.schema import ModelConfig
 from kubetune.data.column_words import lacking
 from kubetune.data.findings.finding import Finding, Severity
 from kubetune.data.findings.labels import LABEL_FINDERS
-from kubetune.data.findings.other_splits import other_splits, read_otherwise
+from kubetune.data.findings.other_splits import lacking_parts, other_splits, read_otherwise
 from kubetune.data.findings.split_counts import SplitCounts
 from kubetune.data.prepared.tally import require_rows
 from kubetune.data.reading.sources import locate
@@ -406,11 +406,13 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _named_splits(counts: SplitCounts) -> Iterator[Finding]:
-    """Find files that are trained on and named as data to evaluate on, and those that are read in another way."""
+    """Find files that are named as data to evaluate on and trained on, are read in another way, or are missing."""
     if counts.split == "train":
         yield from other_splits(counts.sources)
     if counts.name == "eval":
         yield from read_otherwise(counts.data)
+    if counts.split == "train" or not isinstance(counts.data.eval, float):
+        yield from lacking_parts(counts.sources, counts.name)
 
 
 def _mix(counts: SplitCounts) -> Iterator[Finding]:

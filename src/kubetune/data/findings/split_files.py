@@ -22,6 +22,11 @@ _WORDS: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
+# Digits of the number of a part, and parts that are looked for.
+_FEWEST_DIGITS: Final = 2
+_MOST_PARTS: Final = 100_000
+
+
 class NamedFiles(NamedTuple):
     """The files of a folder or a pattern by their split, some of which is not to be trained on."""
 
@@ -100,3 +105,38 @@ def named_files(source: SourceConfig) -> NamedFiles | None:
     files = NamedFiles(folder, *map(tuple, by_split.values()))
     has_others = bool(files.train or files.others)
     return files if files.held_out and has_others else None
+
+
+# `train-00000-of-00003.parquet`, as many tools name the parts of one data set.
+_PART: Final = re.compile(r"(.*?)(\d+)([-_. ]of[-_. ])(\d+)(\D*)")
+
+
+def missing_parts(source: SourceConfig) -> list[str]:
+    """Return the files that a source lacks by the names of the others, below its folder; none for a file alone.
+
+    train-00000-of-00003.jsonl, train-00002-of-00003.jsonl  →  train-00001-of-00003.jsonl
+    """
+    files = locate(source).files
+    if len(files) < 2:
+        return []
+    missing = []
+    seen = set()
+    for file in files:
+        named = _PART.fullmatch(file.name)
+        # Names with another number of digits count something else, such as pages.
+        if named is None or len(named[2]) != len(named[4]) or len(named[4]) < _FEWEST_DIGITS:
+            continue
+        begin, number, of, count, end = named.groups()
+        key = (file.parent, begin, count, end)
+        if key in seen or int(count) > _MOST_PARTS:
+            continue
+        seen.add(key)
+        digits = len(number)
+        names = [f"{begin}{part:0{digits}}{of}{count}{end}" for part in range(int(count) + 1)]
+        held = [(file.parent / name).exists() for name in names]
+        # Some count from 1.
+        first = 1 if held[-1] and not held[0] else 0
+        for part in range(first, first + int(count)):
+            if not held[part]:
+                missing.append(names[part])
+    return missing
