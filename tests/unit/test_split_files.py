@@ -244,3 +244,15 @@ def test_missing_parts_are_warned_of_whether_rows_are_looked_at_or_not(
     for verb in (["plan", "run.yaml"], ["data", "check", "run.yaml"]):
         assert cli.main(verb) == 0
         assert " ".join(capsys.readouterr().out.split()).count(warned) == 1, verb
+
+
+@pytest.mark.parametrize("name", ["dataset_infos.json", "dataset_info.json"])
+def test_what_the_hub_writes_about_data_is_no_data(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder("train.jsonl")
+    Path("data", name).write_text(json.dumps({"default": {"features": {"text": "string"}}}))
+    assert cli.main(["init", "data", "--model", MODEL, "-o", "run.yaml"]) == 0
+    capsys.readouterr()
+    assert cli.main(["data", "check", "run.yaml"]) == 0
+    assert "files not read: .json × 1" in capsys.readouterr().out

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 # `data.jsonl#1000`: so many records of a source, unless there is a file of that name.
 _SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
+# Files with which the hub's repositories, and LLaMA-Factory, describe the data beside them.
+_ABOUT_DATA: Final = ("dataset_infos.json", "dataset_info.json")
 _PART: Final = (
     "A part is taken by #N after the path, or by `range`; of several files by naming them"
 )
@@ -467,7 +469,10 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
             )
         require_in_folder(entry, folder)
 
-    readable = [entry for entry in entries if is_read(entry) and entry.is_file()]
+    readable = []
+    for entry in entries:
+        if is_read(entry) and entry.is_file() and entry.name not in _ABOUT_DATA:
+            readable.append(entry)
     # Beside records, plain texts are licences and notes.
     records = [file for file in readable if ending_of(file) != ".txt"] or readable
     if not records:
