@@ -1163,7 +1163,7 @@ def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path:
         assert HOSTILE not in opened
         assert 'data-dir="a" data-beside="base">' in opened
         assert "data-at-once" in visitor.get("/chat?dir=a").text
-        # What the evaluation asked stands on both sides; what else it asked is proposed, each once.
+        # What the evaluation asked stands once above both answers; what else it asked is proposed, each once.
         assert re.findall("bubble assistant.>([^<]*)", opened) == ["no plum", "a plum"]
         assert opened.count("data-prompt=") == 1
         assert "should answer: the " in opened
@@ -1177,7 +1177,7 @@ def test_data_are_listed_by_set_and_a_chat_opens_with_runs_and_prompts(tmp_path:
         text = "".join(json.dumps(line) + "\n" for line in answered)
         (kept / "step-000000.jsonl").write_text(text)
         opened = visitor.get("/chat").text
-        assert len(re.findall("bubble user", opened)) == 2 + 2, "of two both answers are known"
+        assert len(re.findall("bubble user", opened)) == 2, "of two both answers are known"
         assert re.findall('data-prompt="([^"]*)', opened) == [f"What is {row}?" for row in range(3)]
 
 

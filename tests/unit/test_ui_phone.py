@@ -79,6 +79,78 @@ def test_what_there_is_to_a_chat_is_in_one_line_on_a_phone(tmp_path: Path) -> No
             assert 0 <= temperature["x"] <= width - temperature["width"]
 
 
+# Has the page ask nobody: `say` and `done` are what the model answers.
+ANSWERING = """() => {
+  window.EventSource = class { addEventListener() {} close() {} };
+  const encode = (piece) => new TextEncoder().encode(JSON.stringify({ piece }) + "\\n");
+  window.fetch = async () => new Response(new ReadableStream({ start(stream) {
+    window.say = (piece) => stream.enqueue(encode(piece));
+    window.done = () => stream.close();
+  } }));
+}"""
+# How far the end of the last answer is above what covers the bottom of the window.
+ABOVE_FIELD = """() => {
+  const { bottom } = [...document.querySelectorAll(".bubble.assistant")].at(-1).getBoundingClientRect();
+  return document.querySelector(".say").getBoundingClientRect().top - bottom;
+}"""
+
+
+@browser.needed
+def test_a_chat_follows_the_answer_until_somebody_scrolls_up(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run_dir = write_run(tmp_path / name, 60)
+        checkpoints.commit(run_dir, checkpoints.State(step=60), lambda folder: None)
+    errors = list[str]()
+    with served(tmp_path) as address, browser.opened(errors) as page:
+        browser.enter(page, address, TOKEN)
+        for width in (390, 1280):
+            browser.show(page, f"{address}/chat?beside=base", width)
+            page.evaluate(ANSWERING)
+            page.fill("#text", "Tell me all.")
+            page.press("#text", "Enter")
+            page.locator(".bubble.assistant[aria-busy]").first.wait_for()
+            for number in range(60):
+                page.evaluate("(number) => say(`line ${number}\\n`)", number)
+            page.get_by_text("line 59").wait_for()
+            assert page.evaluate(ABOVE_FIELD) >= 0, width
+            page.evaluate(
+                "scrollTo({ top: 0, behavior: 'instant' }); document.querySelector('.turns').scrollTop = 0"
+            )
+            page.evaluate("say('the end'), done()")
+            page.get_by_text("the end").wait_for()
+            assert page.evaluate(ABOVE_FIELD) < -100, "whoever reads above stays there"
+            assert page.locator(".bubble.user").count() == 1
+    assert not errors
+
+
+@browser.needed
+def test_a_run_to_talk_to_is_chosen_in_the_page_of_a_phone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run_dir = write_run(tmp_path / name, 60)
+        checkpoints.commit(run_dir, checkpoints.State(step=60), lambda folder: None)
+        lines = [
+            {
+                "prompt": "user\nWhat?\nassistant\n",
+                "reference": "so",
+                "before": "no",
+                "answer": "yes",
+            }
+        ]
+        verdict = {"turned": {"exact_match": {"gained": lines}}}
+        (run_dir / metrics.VERDICT).write_text(json.dumps(verdict))
+    with served(tmp_path) as address, browser.opened([]) as page:
+        browser.enter(page, address, TOKEN)
+        browser.show(page, f"{address}/chat?dir=a&beside=base", 390)
+        # A question, and below it both answers, each under the name of its model.
+        assert page.locator(".bubble").all_inner_texts()[1:] == ["What?", "no", "yes"]
+        boxes = [bubble.bounding_box() for bubble in page.locator(".answer").all()]
+        assert all(box and box["width"] > 300 for box in boxes)
+        page.get_by_label("Run", exact=True).select_option("b")
+        page.wait_for_url("**/chat?dir=b&beside=base")
+        browser.show(page, f"{address}/chat?dir=a", 1280)
+        assert not page.get_by_label("Run", exact=True).is_visible()
+
+
 @browser.needed
 def test_a_tab_that_an_address_names_is_in_sight_on_a_phone(tmp_path: Path) -> None:
     write_run(tmp_path / "a", 60)

@@ -48,6 +48,9 @@ def chat(request: Request) -> Response:
 
     # The command line that does the same.
     run_dir = find_run(site, name)
+    chosen = site.records.name_of(run_dir)
+    if beside == chosen:
+        beside = "base"
     words = ["kubetune", "chat", str(run_dir)]
     config = read_config(run_dir)
     verb = ASKING.get(config.task, "Chat")
@@ -60,7 +63,6 @@ def chat(request: Request) -> Response:
     elif beside:
         words += ["--beside", str(find_run(site, beside))]
 
-    chosen = site.records.name_of(run_dir)
     # A trial is offered where it was asked for.
     offered = [run for run in listed if run in offered or run["dir"] == chosen]
     questions = questions_of(run_dir) if verb == "Chat" else []

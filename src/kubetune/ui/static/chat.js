@@ -1,4 +1,4 @@
-// Talking to one or two models: each side keeps turns of its own, made of its own answers.
+// Talking to one or two models: a question stands once, and each side keeps turns of its own, made of its own answers.
 import { byId, post, wholeWords } from "./ui.js";
 const talk = byId("talk");
 
@@ -6,11 +6,11 @@ const start = () => {
   const dir = talk.dataset.dir;
   const beside = talk.dataset.beside;
   const sides = [...talk.querySelectorAll(".side")].map((section) => {
-    const turns = section.querySelector(".turns");
-    const which = turns.dataset.side;
-    return { turns, state: section.querySelector("[data-state]"), messages: [], base: which === "base",
+    const which = section.dataset.side;
+    return { name: section.ariaLabel, state: section.querySelector("[data-state]"), messages: [], base: which === "base",
       dir: which === "other" ? beside : dir };
   });
+  const turns = talk.querySelector(".turns");
   const dirs = [...new Set(sides.map((side) => side.dir))];
   // The models are held as long as this stream is open: from the start for a run that was asked for, else from the first question.
   let here = null;
@@ -32,24 +32,28 @@ const start = () => {
   let asking = null;
   const allow = (may) => { byId("text").disabled = byId("send").hidden = !may; byId("stop-answer").hidden = may; if (may) byId("text").focus(); };
   const judges = talk.closest(".judge");
-  const forget = () => sides.forEach((side) => { side.messages = []; side.turns.replaceChildren(); });
+  const forget = () => { sides.forEach((side) => { side.messages = []; }); turns.replaceChildren(); };
+  // How many pixels of the turns, which scroll in their box or with the page, are below what is seen.
+  const below = () => {
+    const edge = Math.min(...["#ask", ".say"].map((name) => document.querySelector(name).getBoundingClientRect().top));
+    return Math.max(turns.scrollHeight - turns.clientHeight - turns.scrollTop, turns.getBoundingClientRect().bottom - edge);
+  };
+  const toEnd = () => { turns.scrollTop = turns.scrollHeight; scrollBy({ top: below(), behavior: "instant" }); };
+  // The page follows what is written, unless somebody has scrolled up.
+  const write = (change) => { const follows = !judges && below() < 40; change(); if (follows) toEnd(); };
 
-  const bubble = (side, kind, text) => {
-    const made = document.createElement("div");
-    made.className = `bubble ${kind}`;
-    made.textContent = text;
-    (side.card ?? side.turns).append(made);
-    side.turns.scrollTop = side.turns.scrollHeight;
+  const part = (place, className, text = "") => {
+    const made = Object.assign(document.createElement("div"), { className, textContent: text });
+    place.append(made);
     return made;
   };
 
-  const ask = async (side, text, signal, label) => {
+  const ask = async (side, turn, text, signal) => {
     const system = byId("system").value.trim();
-    // A verdict stands below its text, and that of the newest first.
-    if (judges) side.turns.prepend(side.card = document.createElement("article"));
-    bubble(side, "user", text);
-    if (judges && label) bubble(side, "note", label);
-    const shown = bubble(side, "assistant", "");
+    const place = part(turn, "answer");
+    place.setAttribute("role", "group");
+    place.ariaLabel = side.name;
+    const shown = part(place, "bubble assistant");
     shown.setAttribute("aria-busy", "true");
     const question = { role: "user", content: text };
     const numbers = Object.fromEntries(["max_new_tokens", "temperature", "top_p"].map((id) => [id, Number(byId(id).value)]));
@@ -66,18 +70,17 @@ const start = () => {
         const lines = (rest + value).split("\n");
         rest = lines.pop();
         for (const line of lines) {
-          const part = JSON.parse(line);
-          if (part.piece) shown.textContent += part.piece;
-          if (part.html) shown.innerHTML = part.html;
-          if (part.error) problem = part.error;
-          for (const what of part.left_out ?? []) bubble(side, "note", `${what}, which the model does not see`);
+          const said = JSON.parse(line);
+          if (said.piece) write(() => { shown.textContent += said.piece; });
+          if (said.html) shown.innerHTML = said.html;
+          if (said.error) problem = said.error;
+          for (const what of said.left_out ?? []) part(place, "bubble note", `${what}, which the model does not see`);
         }
-        side.turns.scrollTop = side.turns.scrollHeight;
       }
     } catch (error) { problem = signal.aborted ? "stopped; that turn is forgotten" : error.message; }
     shown.removeAttribute("aria-busy");
-    if (!shown.firstElementChild) shown.replaceChildren(...wholeWords(shown.textContent));
-    if (problem) bubble(side, "note problem", problem);
+    if (!shown.firstElementChild) write(() => shown.replaceChildren(...wholeWords(shown.textContent)));
+    if (problem) write(() => part(place, "bubble note problem", problem));
     else side.messages.push(question, { role: "assistant", content: shown.textContent });
   };
 
@@ -87,10 +90,17 @@ const start = () => {
     byId("text").value = "";
     open();
     // What the evaluation asked stays in sight, and is no part of the talk.
-    for (const side of sides) if (!judges && side.turns.firstChild && !side.messages.length) bubble(side, "note", "asked by you, without what is above");
+    if (turns.querySelector(".note:first-child:last-of-type")) part(turns, "bubble note", "asked by you, without what is above");
+    // A judge's newest verdict is the first.
+    const turn = document.createElement("article");
+    turns[judges ? "prepend" : "append"](turn);
+    part(turn, "bubble user", text);
+    if (judges && label) part(turn, "bubble note", label);
     asking = new AbortController();
     allow(false);
-    await Promise.all(sides.map((side) => ask(side, text, asking.signal, label)));
+    const answers = Promise.all(sides.map((side) => ask(side, turn, text, asking.signal)));
+    if (!judges) toEnd();
+    await answers;
     asking = null;
     allow(true);
   };
