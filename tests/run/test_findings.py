@@ -35,11 +35,29 @@ from tests.tiny import CHATML
 
 TOKEN = "a-token-of-this-test"
 Record = dict[str, Any]
+# A chat template that writes tools and calls.
+CALLING = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}<|im_start|>"
+    "{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls or [] %}{{ call | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def chat(question: str, answer: str = "yes", **more: Any) -> Record:
     asked = {"role": "user", "content": question}
     return {"messages": [asked, {"role": "assistant", "content": answer}], **more}
+
+
+def calling(name: str, *offered: str) -> Record:
+    """Return a conversation that calls a function. `offered`: names of its tools; none for one without tools."""
+    call = {"type": "function", "function": {"name": name, "arguments": {"a": 1}}}
+    record = chat("why")
+    record["messages"][1] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    if offered:
+        record["tools"] = [
+            {"type": "function", "function": {"name": tool, "parameters": {}}} for tool in offered
+        ]
+    return record
 
 
 def pair(question: str, chosen: str, rejected: str) -> Record:
@@ -170,6 +188,17 @@ CASES = {
         },
     ),
     "unused keys": Case("train: keys not used: id × 1", [*CHATS, chat("q", id=7)]),
+    "calls not offered": Case(
+        "2 of 6 records of train with a call of a function that is none of its tools",
+        [
+            *(calling("add", "add") for _ in range(3)),
+            calling("subtract", "add"),
+            calling("Add", "add", "sub"),
+            calling("subtract"),
+        ],
+        {"model.path": "{folder}/model", "model.chat_template": "{folder}/calling.jinja"},
+        "Add it to `tools`, or correct its name",
+    ),
     "columns taken": Case(
         "train: `query` as the user's message, `response` as the assistant's, in 4 records",
         [{"query": f"question {i}", "response": f"answer {i}"} for i in range(4)],
@@ -247,6 +276,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bos(save_model(folder / "bos"))
     rewriting = CHATML.replace("message.content", "message.content | replace('foo', 'bar')")
     (folder / "rewriting.jinja").write_text(rewriting)
+    (folder / "calling.jinja").write_text(CALLING)
     write(folder / "other.jsonl", CHATS[:2])
     write(folder / "third.jsonl", [chat("third"), chat("fourth")])
     (folder / "folder").mkdir()

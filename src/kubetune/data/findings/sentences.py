@@ -277,6 +277,9 @@ _CHANGED: Final = (
     ("results_wrapped",
      "with results of tools that begin with a tag that the chat template writes too, so it is there twice",
      "Take the tags out of the results"),
+    ("calls_not_offered",
+     "with a call of a function that is none of its tools: the model learns to call what it is not offered",
+     "Add it to `tools`, or correct its name"),
     ("answers_missing",
      "with an answer that is a word for none, such as `nan`, `NULL` or `N/A`: it is learned as a text",
      "Leave these records out, unless the model is to say that"),
@@ -296,7 +299,7 @@ _IMAGES: Final = (
 
 def _changed(counts: SplitCounts) -> Iterator[Finding]:
     for what, meaning, advice in _CHANGED:
-        number = counts.stats[what]
+        number = counts.stats.get(what, 0)  # older counts lack some
         if number:
             sentence = f"{counts.records(number)} {meaning}"
             yield counts.counted_warning(what, sentence, advice)

@@ -60,6 +60,8 @@ def flaws_of(example: Example, template: str) -> list[str]:
             flaws.append("thoughts_twice")
         if any(_is_wrapped(message, template) for message in chat.messages):
             flaws.append("results_wrapped")
+        if _calls_what_is_not_offered(chat):
+            flaws.append("calls_not_offered")
     # Both answers of a pair may have the same.
     return list(dict.fromkeys(flaws))
 
@@ -90,6 +92,23 @@ def _is_wrapped(message: JsonObject, template: str) -> bool:
         return False
     tag = re.match(r"\s*(<[^<>\s]{1,40}>)", message["content"])
     return tag is not None and tag[1] in template
+
+
+def _calls_what_is_not_offered(chat: Chat) -> bool:
+    """True if a trained answer calls a function that is none of the tools of its conversation, which has some."""
+    offered = {_name_of(tool) for tool in chat.tools}
+    for index, message in enumerate(chat.messages):
+        is_trained = index >= chat.context and index not in chat.not_trained
+        for call in message.get("tool_calls") or () if is_trained else ():
+            if offered and _name_of(call) not in offered:
+                return True
+    return False
+
+
+def _name_of(tool: Any) -> Any:
+    """Return the name of a tool or of a call; None for one in another form."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def written_texts(example: Example) -> Iterator[str]:

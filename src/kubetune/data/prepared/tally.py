@@ -94,6 +94,8 @@ class Tally:
     thoughts_twice: int = 0
     # A tool's result begins with a tag that the template writes around results.
     results_wrapped: int = 0
+    # An answer calls a function that is none of the tools of its conversation.
+    calls_not_offered: int = 0
     # What is learned is `nan`, `NULL` or another word for nothing.
     answers_missing: int = 0
     # Numbers of a pair say that its rejected answer is the better one.
