@@ -95,7 +95,7 @@ def test_records_that_nothing_reads_are_not_passed_over_in_a_folder(
 
 ARROW = '''"""Reading Arrow's files."""
 
-from kubetune.data.reading.files.columnar import damage_refused, without_nulls
+from kubetune.data.reading.files.columnar import damage_refused, as_json
 from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.record import Record
 
@@ -106,7 +106,7 @@ def read_arrow(file, problems):
     with damage_refused(file):
         rows = pyarrow.ipc.open_file(file).read_all().to_pylist()
     for number, row in enumerate(rows, 1):
-        yield Record(str(file), number, without_nulls(row))
+        yield Record(str(file), number, as_json(row))
 
 
 def arrow_rows(file):

@@ -10,6 +10,8 @@ import io
 import json
 import lzma
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -515,6 +517,32 @@ def test_parquet(tmp_path: Path) -> None:
     assert [record.line for record in records] == list(range(1, 2501))
     assert parquet_rows(file) == 2500
     assert problems.total == 0
+
+
+def test_parquet_gives_numbers_and_texts_for_decimals_and_dates(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    row = {
+        "price": Decimal("2.50"),
+        "stars": Decimal("4.00"),
+        "prices": [Decimal("0.1")],
+        "moment": datetime(2024, 1, 31, 9, 30),
+        "day": {"date": date(2024, 1, 31), "hour": time(9, 30)},
+        "pause": timedelta(seconds=90),
+        "image": b"bytes",
+    }
+    parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    [record] = read_parquet(file, Problems())
+    assert record.value == {
+        "price": 2.5,
+        "stars": 4,
+        "prices": [0.1],
+        "moment": "2024-01-31T09:30:00",
+        "day": {"date": "2024-01-31", "hour": "09:30:00"},
+        "pause": 90.0,
+        "image": b"bytes",
+    }
 
 
 def _write_numbers(file: Path) -> bytes:

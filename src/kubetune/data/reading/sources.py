@@ -38,7 +38,7 @@ from kubetune.config.data_files import (
     without_sample,
 )
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading.files.columnar import without_nulls
+from kubetune.data.reading.files.columnar import as_json
 from kubetune.data.reading.hub import (
     explained_hub_errors,
     hub_token,
@@ -159,7 +159,7 @@ def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
     if not located.files:
         dataset = load_dataset(located.path, source.subset, source.split)
         for number, value in enumerate(_undecoded(dataset), 1):
-            yield Record(located.path, number, without_nulls(value))
+            yield Record(located.path, number, as_json(value))
 
 
 def _undecoded(dataset: Dataset) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,11 @@
-"""Rows of tables that pyarrow reads: without the nulls that columns add, and with damage in words."""
+"""Rows of tables that pyarrow reads: as JSON would have them, and with damage in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,30 @@ from kubetune.data.reading.strict_json import JsonObject
 from kubetune.errors import DataError
 
 
-def without_nulls(row: JsonObject) -> JsonObject:
-    """Return a row of a table without the nulls in its objects.
+def as_json(row: JsonObject) -> JsonObject:
+    """Return a row of a table as JSON would have it.
 
     Columns of Arrow give all objects the same keys. So a call of f(a) beside one of g(b) is read as
     `{"a": 1, "b": null}` and becomes `{"a": 1}`. The row itself keeps its nulls: its keys are the columns.
+    Decimal("2.50") becomes 2.5, and a date `2024-01-31`.
     """
-    return {key: _without_nulls_within(value) for key, value in row.items()}
+    return {key: _as_json(value) for key, value in row.items()}
 
 
-def _without_nulls_within(value: Any) -> Any:
-    if isinstance(value, dict):
-        items = ((key, item) for key, item in value.items() if item is not None)
-        return {key: _without_nulls_within(item) for key, item in items}
-    if isinstance(value, list):
-        return [_without_nulls_within(item) for item in value]
-    return value
+def _as_json(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _as_json(item) for key, item in value.items() if item is not None}
+        case list():
+            return [_as_json(item) for item in value]
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case _:
+            return value
 
 
 def named_twice(fields: Iterable[Any], place: str = "") -> str:

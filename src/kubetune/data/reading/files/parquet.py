@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.data.reading.files.columnar import damage_refused, named_twice, without_nulls
+from kubetune.data.reading.files.columnar import as_json, damage_refused, named_twice
 from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
@@ -27,7 +27,7 @@ def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
     for values in _batches(file, table):
         for value in values:
             number += 1
-            yield Record(str(file), number, without_nulls(value))
+            yield Record(str(file), number, as_json(value))
 
 
 def _batches(file: Path, table: Any) -> Iterator[list[JsonObject]]:
