@@ -173,6 +173,14 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
             r"label '1,3' stands .* beside 1, 3, and seems to join several .* \[\"1\", \"3\"\]; in a table",
         ),
         (
+            [1, 2, 5, "1,5", "2,5", "3,5", "4,5"],
+            r"'1,5' stands .* beside 1, 2, 5, and is a number in another spelling.* such as 4\.5; or as the list",
+        ),
+        (
+            [1, 2, "31%", "5.5%", "6%", "$3.50"],
+            r"label '\$3.50' stands .* is a number in another spelling",
+        ),
+        (
             [3, 20261121],
             r"label 20261121 .* of 20,261,119 from 3 on only 2 occur. List .*: regression`; or name",
         ),

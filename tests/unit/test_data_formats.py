@@ -12,6 +12,7 @@ import pytest
 from kubetune.data.column_names import ANSWERS, PROMPTS
 from kubetune.data.reading.examples import Chat, Example, Labelled, Pair, Text
 from kubetune.data.reading.formats import convert, detect, read
+from kubetune.data.reading.record_problems import Problems
 
 USER = {"role": "user", "content": "Ping"}
 ANSWER = {"role": "assistant", "content": "Pong"}
@@ -677,6 +678,15 @@ def test_a_part_of_an_answer_that_is_not_to_be_trained_is_refused(switch: str) -
 def test_a_list_with_the_quotes_of_python_is_named_as_such(text: str) -> None:
     with pytest.raises(ValueError, match=r"has Python's quotes; expected JSON, as `json\.dumps`"):
         convert({"text": "Fine.", "label": text}, "auto", {}, kind="labelled")
+
+
+def test_lists_with_the_quotes_of_python_are_one_problem(tmp_path: Path) -> None:
+    problems = Problems()
+    for line, text in enumerate(("['joy']", "['joy', 'fear']", "['fear']"), 2):
+        with pytest.raises(ValueError, match="Python's quotes") as error:
+            convert({"text": "Fine.", "label": text}, "auto", {}, kind="labelled")
+        problems.add(f"{tmp_path}:{line}", str(error.value))
+    assert len(problems.sentences()) == 1
 
 
 @pytest.mark.parametrize("key", ["messages", "conversations"])

@@ -158,9 +158,11 @@ def parsed(text: str, where: str) -> Any:
         raise ValueError(f"{where} is {show(text)}, which {flaw}") from None
     except ValueError as error:
         if _has_quotes_of_python(text):
+            # Without quotes around it, several lists are the same mistake.
+            shown = show(text).strip('"')
             raise ValueError(
-                f"{where} is {show(text)}, which has Python's quotes; expected JSON, as `json.dumps` writes it "
-                "in place of `str`"
+                f"{where} is {shown}, which has Python's quotes; expected JSON, as `json.dumps` writes "
+                "it in place of `str`"
             ) from None
         raise ValueError(f"{where} is {show(text)}, which is not JSON: {error}") from None
 

@@ -33,7 +33,7 @@ from kubetune.data.text.class_labels import (
     whole_number_of,
     with_names,
 )
-from kubetune.data.text.odd_labels import joined_labels, unlabelled_marks
+from kubetune.data.text.odd_labels import joined_labels, spelt_numbers, unlabelled_marks
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import NOTHING_WRITTEN, DataError
 
@@ -324,12 +324,11 @@ def _names(
     names = tuple(sorted({str(label) for label in labels}))
     if numbers and not _are_codes(names):
         words = [name for name in names if whole_number_of(name) is None]
-        joined = joined_labels(names)
-        if joined and joined.keys() == set(words):
+        reason = _why_no_names(words, names)
+        if reason:
+            beside = listed(sorted(map(str, set(numbers))))
             raise DataError(
-                f"label {words[0]!r} stands in the data of training beside {listed(sorted(map(str, set(numbers))))}, and "
-                f"seems to join several of them. Write such labels as lists, {json.dumps(joined[words[0]])}; in a table as "
-                f"this text. {NOTHING_WRITTEN}"
+                f"label {words[0]!r} stands in the data of training beside {beside}, and {reason}. {NOTHING_WRITTEN}"
             )
         raise DataError(
             f"data.train holds labels that are numbers ({listed(sorted(map(str, set(numbers))))}) and labels that are "
@@ -340,6 +339,22 @@ def _names(
     if len(names) < 2:
         raise DataError(_too_few(names, seen.first_bad))
     return names
+
+
+def _why_no_names(words: Sequence[str], names: Sequence[str]) -> str:
+    """Return what labels beside numbers are if they are no names, and what to write; empty for names."""
+    joined = joined_labels(names)
+    as_list = json.dumps(joined.get(words[0], []))
+    if spelt_numbers(words):
+        text = (
+            "is a number in another spelling. Write it with a point and without signs, such as 4.5"
+        )
+        return (
+            f"{text}; or as the list {as_list} if it joins classes" if words[0] in joined else text
+        )
+    if joined and joined.keys() == set(words):
+        return f"seems to join several of them. Write such labels as lists, {as_list}; in a table as this text"
+    return ""
 
 
 def _are_codes(names: Sequence[str]) -> bool:

@@ -7,6 +7,8 @@ import string
 from collections.abc import Collection
 from typing import Final
 
+from kubetune.data.text.class_labels import number_of
+
 # What programs write for nothing, and people for a record that nobody has labelled.
 _NO_LABEL: Final = frozenset((
     "nan", "null", "n/a", "n.a.", "#n/a", "<na>", "nat", "unlabeled", "unlabelled", "unannotated", "not labeled",
@@ -24,8 +26,10 @@ _SEPARATORS: Final = "|;,/+&\n\t"
 _NUMBER: Final = re.compile(
     r"[-+]?[$€£¥]?\s*[-+]?\d{1,3}(?:[.,\s]?\d{3})*(?:[.,]\d+)?\s*(?:%|[$€£¥])?"
 )
-# Fewer numbers are names of grades or ranges.
+# Fewer numbers are names of grades or ranges, unless some have a fraction.
 _FEWEST_NUMBERS: Final = 21
+_FEWEST_FRACTIONS: Final = 4
+_FRACTION: Final = re.compile(r"\d[.,]\d{1,2}\b(?!\d)")
 
 
 def unlabelled_marks(names: Collection[str]) -> list[str]:
@@ -77,7 +81,9 @@ def joined_labels(names: Collection[str]) -> dict[str, list[str]]:
 
 
 def spelt_numbers(names: Collection[str]) -> list[str]:
-    """Return the labels if nearly all of them are many numbers in a spelling that is not read as one, such as `31%`."""
-    spelt = [name for name in names if _NUMBER.fullmatch(name)]
-    is_all = len(spelt) >= max(_FEWEST_NUMBERS, 0.9 * len(names))
-    return spelt if is_all else []
+    """Return the labels if nearly all of them are numbers to predict in a spelling that is not read, such as `31%`."""
+    spelt = [name for name in names if _NUMBER.fullmatch(name) and number_of(name) is None]
+    fewest = _FEWEST_NUMBERS
+    if any(_FRACTION.search(name) for name in spelt):
+        fewest = _FEWEST_FRACTIONS
+    return spelt if len(spelt) >= max(fewest, 0.9 * len(names)) else []
