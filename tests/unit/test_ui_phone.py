@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kubetune.rundir import checkpoints, metrics
 from tests import browser
 from tests.run.test_report_long import write_run
+from tests.unit.test_sweep_page import MIXED, write_sweep
 from tests.unit.test_ui import TOKEN, served
 
 if TYPE_CHECKING:
@@ -222,3 +223,19 @@ def test_no_table_of_a_classifier_is_cut_on_a_phone(tmp_path: Path) -> None:
         cell = page.locator('.stacked [data-label="matthews correlation"]').first
         named = cell.evaluate("(cell) => getComputedStyle(cell, '::before').content")
         assert "matthews" in named
+
+
+@browser.needed
+def test_a_chosen_trial_stays_in_its_table(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "grid", MIXED)
+    with served(tmp_path) as address, browser.opened([]) as page:
+        browser.enter(page, address, TOKEN)
+        browser.show(page, f"{address}/sweep?dir=grid")
+        row = page.locator("#trial-1")
+        before = row.bounding_box()
+        row.hover()
+        assert "chosen" in str(row.get_attribute("class"))
+        after = row.bounding_box()
+        assert before is not None
+        assert after is not None
+        assert (after["width"], after["height"]) == (before["width"], before["height"])
