@@ -43,6 +43,10 @@ CHANGING = [
     "into() { cd sub; }\ninto\ntrl sft --config c.yaml",
     "cd sub\ncd -\ntrl sft --config c.yaml",
     "pushd sub\npopd\ntrl sft --config c.yaml",
+    # Nobody knows that it is this file.
+    "F=c.yaml\n[ -d / ] && F=other.yaml\ntrl sft --config ${F:-c.yaml}",
+    'F=(c.yaml)\n[ -d / ] && F=(other.yaml)\ntrl sft --config "${F[@]}"',
+    '[ -d / ] && F="--config c.yaml"\ntrl sft $F',
     # Whatever a program does with the file's name.
     "cp c.yaml sub/copy.yaml\ntrl sft --config c.yaml",
     "sed s/1e-3/5e-6/ c.yaml > new.yaml\ntrl sft --config c.yaml",
@@ -114,7 +118,7 @@ def imported_rate(script: Path) -> float:
 @pytest.mark.parametrize("script", CHANGING)
 def test_a_file_that_a_script_may_change_is_refused(script: str, tmp_path: Path) -> None:
     path = made(tmp_path / "imported", script)
-    with pytest.raises(ConfigError, match=r"c\.yaml, (from which|in a folder that)"):
+    with pytest.raises(ConfigError, match=r"(\.yaml|\$F), (from which|which only)"):
         import_config(path)
 
 

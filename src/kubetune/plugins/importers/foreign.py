@@ -16,13 +16,14 @@ from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers.engine import Note, ToolCommand
 from kubetune.plugins.importers.shell import Command, Script, Word, read_script
+from kubetune.plugins.importers.shell.nodes import is_known
 from kubetune.plugins.importers.shell.script_folder import is_named, may_write
 
 _SCRIPTS = (".sh", ".bash")
 # "$@", $*, "${@:2}": what the script is called with.
 _CALLED_WITH = re.compile(r"\$[@*]|\$\{[@*].*\}")
 # `swift sft config.yaml`, `trl sft --beta 0.1 --config config.yaml`
-_CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
+_CONFIGS = (".yaml", ".yml", ".json")
 # Options of `torchrun` and `accelerate launch`, and the variables that say the same.
 _LAUNCHED = {
     "nproc_per_node": "NPROC_PER_NODE",
@@ -126,9 +127,15 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
         )
     first = _first(path, calls)
     _require_programs(path, first, script)
-    _require_unchanged(path, first, script, [call.command for call in calls])
+    arguments = _arguments(first.after, first.assigns)
+    settings: Mapping[str, Any] = {}
+    config = _config_of(arguments)
+    if config:
+        _require_unchanged(path, config, first, script, [call.command for call in calls])
+        is_certain = "config" not in arguments.unclear
+        settings = _from_file(path, posixpath.join(first.command.folder, config), is_certain)
     further = [call for call in calls if call is not first]
-    return _settings_of(path, first, script, _notes(script, first, further))
+    return _settings_of(first, arguments, settings, script, _notes(script, first, further))
 
 
 @dataclass(frozen=True)
@@ -186,31 +193,33 @@ def _first(path: Path, calls: Sequence[_Call]) -> _Call:
 
 def _notes(script: Script, first: _Call, further: Sequence[_Call]) -> list[Note]:
     """Name what stands in a script and is not followed: further calls, and lines that only a running shell knows."""
-    texts: dict[int, list[str]] = {}
-    for call in further:
-        texts.setdefault(call.command.line, []).append(call.text())
     notes = []
-    for line, several in texts.items():
+    for call in further:
         why = "a further command of the script; a run file holds one run"
-        notes.append(Note("dropped", f"line {line}", "; ".join(several), why, line))
+        notes.append(Note("dropped", f"line {call.command.line}", call.text(), why))
     unread = dict(script.unread)
     if first.command.condition:
         unread[first.command.line] = (
             f"is called only where {first.command.condition}, which a running shell knows; taken as if it were"
         )
     for line, why in unread.items():
-        notes.append(Note("approximated", f"line {line}", None, why, line))
+        notes.append(Note("approximated", f"line {line}", None, why))
     return notes
 
 
-def _settings_of(path: Path, call: _Call, script: Script, notes: list[Note]) -> Foreign:
+def _settings_of(
+    call: _Call,
+    arguments: _Arguments,
+    from_file: Mapping[str, Any],
+    script: Script,
+    notes: list[Note],
+) -> Foreign:
     """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
     line = call.command.line
     launcher = _arguments(call.before, assigns=True)
-    arguments = _arguments(call.after, assigns=call.assigns)
     settings = {name: _value(text) for name, text in call.command.exported.items()}
     settings |= launcher.assigned
-    settings |= _from_file(call, path)
+    settings |= from_file
     settings |= {key: _setting(values) for key, values in arguments.options.items()}
     settings |= arguments.assigned
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
@@ -223,9 +232,9 @@ def _settings_of(path: Path, call: _Call, script: Script, notes: list[Note]) -> 
         settings[key] = f"${{{key}}}"
     for word in arguments.strays:
         # The file that the command takes its settings from.
-        if not word.endswith((".yaml", ".yml", ".json")):
+        if not word.endswith(_CONFIGS):
             why = "belongs to no option of the command; what it says is not read"
-            notes.append(Note("dropped", f"word {word}", None, why, line))
+            notes.append(Note("dropped", f"word {word}", None, why))
     return Foreign(
         settings,
         dict.fromkeys(settings, line),
@@ -248,18 +257,18 @@ def _require_programs(path: Path, call: _Call, script: Script) -> None:
             )
 
 
-def _config_of(call: _Call) -> str:
+def _config_of(arguments: _Arguments) -> str:
     """Return the file that a call takes its settings from, as in `swift sft config.yaml`; empty for none."""
-    texts = [word.text for word in call.after]
-    match = _CONFIG.match(f" {' '.join(texts)}")
-    return match[1] if match else ""
+    for name in (*arguments.options.get("config", []), *arguments.strays[:1]):
+        if str(name).endswith(_CONFIGS) or "config" in arguments.options:
+            return str(name)
+    return ""
 
 
-def _require_unchanged(path: Path, call: _Call, script: Script, called: Sequence[Command]) -> None:
+def _require_unchanged(
+    path: Path, config: str, call: _Call, script: Script, called: Sequence[Command]
+) -> None:
     """Raise ConfigError if the script may write the file that its training takes its settings from."""
-    config = _config_of(call)
-    if not config:
-        return
     lines = [line for name, line in script.written.items() if is_named(name, config)]
     for command in script.commands:
         words = [word.text for word in command.words]
@@ -273,23 +282,25 @@ def _require_unchanged(path: Path, call: _Call, script: Script, called: Sequence
         )
 
 
-def _from_file(call: _Call, path: Path) -> Mapping[str, Any]:
+def _from_file(path: Path, name: str, is_certain: bool) -> Mapping[str, Any]:
     """Return the settings from the file that a call names."""
-    config = _config_of(call)
-    if not config:
-        return {}
-    folder = call.command.folder
-    if "$" in folder:
+    if not is_certain or not is_known(name):
         _refuse(
             path,
-            f"takes its settings from {config}, in a folder that only a running shell knows; import that file",
+            f"takes its settings from {name}, which only a running shell knows; import that file",
         )
-    # Such commands are called from the root of a repository, which is above the script.
-    for start in (*path.absolute().parents, Path.cwd()):
-        file = start / folder / config
-        if file.is_file():
-            return read_foreign(file, {}).settings
-    _refuse(path, f"takes its settings from {posixpath.join(folder, config)}, which is not found")
+    file = file_above(path, name)
+    if file is None:
+        _refuse(path, f"takes its settings from {name}, which is not found")
+    return read_foreign(file, {}).settings
+
+
+def file_above(path: Path, name: str) -> Path | None:
+    """Return a file beside another one or above it, as tools are called from the root of a repository; None for none."""
+    for folder in (*path.absolute().parents, Path.cwd()):
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 @dataclass
