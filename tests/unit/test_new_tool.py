@@ -20,7 +20,7 @@ def _data(draft):
 TOOL = Tool(
     name="Toy",
     marks="corpus brain",
-    together=(_data,),
+    sources=_data,
     tables=(
         Table(
             same={"model.path": "brain", "data.max_length": "longest"},

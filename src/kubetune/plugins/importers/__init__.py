@@ -129,19 +129,18 @@ def _recognise(path: Path, foreign: Foreign) -> str:
 def _require_model_and_data(draft: Draft) -> None:
     """Raise ConfigError without a model and data; where their key was dropped, its line says why."""
     wanted = {"model.path": "model", "data.train": "data to train on"}
-    missing = [name for path, name in wanted.items() if not draft.has(path)]
+    missing = {path: what for path, what in wanted.items() if not draft.has(path)}
     if not missing:
         return
     # `model: $MODEL` in a script that does not set it names one, but not to us.
-    problems = []
-    for path in wanted:
-        key = draft.undecided.get(path)
-        if key is not None and not draft.has(path):
-            problems.append(f"{draft.path}:{draft.line_of(key)}: {key}: {draft.unknown[key]}.")
+    waiting = [draft.undecided[path] for path in missing if path in draft.undecided]
+    problems = [
+        f"{draft.path}:{draft.line_of(key)}: {key}: {draft.unknown[key]}." for key in waiting
+    ]
     keys = ", ".join(list(draft.theirs)[:8])
     raise ConfigError(
         problems
-        or f"{draft.path}: names no {' and no '.join(missing)}; found as a config of {draft.tool.name}: {keys}. "
+        or f"{draft.path}: names no {' and no '.join(missing.values())}; found as a config of {draft.tool.name}: {keys}. "
         "Nothing was written."
     )
 
@@ -221,13 +220,12 @@ def _in_their_words(problem: str, file: Path, draft: Draft) -> str:
     """Return a problem of the run file, at the line and the key that the setting came from."""
     # /tmp/x/run.yaml:7: lora.r: expected …   →   theirs.yaml:12: lora_r: becomes lora.r: expected …
     text = re.sub(rf"^{re.escape(str(file))}(:\d+)?: ", "", problem)
+    # `lora.r` came from lora_r; `data.train[0].path` came from the key that made data.train.
     path = re.split(r"[:\[]", text, maxsplit=1)[0]
+    around = [ours for ours in draft.origins if f"{path}.".startswith(f"{ours}.")]
     # A problem of a section has a line only if one key of theirs made it.
     within = [ours for ours in draft.origins if ours.startswith(f"{path}.")]
-    # `lora.r` came from lora_r; `data.train[0].path` came from the key that made data.train.
-    while path and path not in draft.origins:
-        path = path.rpartition(".")[0]
-    key = draft.origin(path or "".join(within[:1]))
-    if key is None or (not path and len(within) != 1):
+    if not around and len(within) != 1:
         return f"{draft.path}: as a run file: {text}"
+    key = draft.origins[max(around or within, key=len)][-1]
     return f"{draft.path}:{draft.line_of(key)}: {key}: becomes {text}"

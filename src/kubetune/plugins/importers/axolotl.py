@@ -7,7 +7,7 @@ from typing import Any
 from kubetune.plugins.importers.axolotl_sources import take_data
 from kubetune.plugins.importers.by_teacher import OF_GKD, OF_KD
 from kubetune.plugins.importers.common.image_keys import say_it_sees
-from kubetune.plugins.importers.common.schedule_keys import schedule, warm_up
+from kubetune.plugins.importers.common.schedule_keys import assume_warm_up, schedule, warm_up
 from kubetune.plugins.importers.common.source_keys import share
 from kubetune.plugins.importers.common.target_keys import PATH, modules
 from kubetune.plugins.importers.common.training_keys import (
@@ -107,6 +107,7 @@ def _finish(draft: Draft) -> None:
         draft.assume(PATH, [], "the file names tensors alone")
     elif draft.has("lora"):
         draft.assume(PATH, "all-linear", "the file names no module")
+    assume_warm_up(draft, "lr_scheduler", 0.03)
     if draft.get("save_strategy") == "steps":
         draft.assume("training.save_steps", 500)
 
@@ -125,7 +126,7 @@ TOOL = Tool(
     marks="base_model sequence_len micro_batch_size datasets adapter val_set_size sample_packing num_epochs "
     "lora_target_linear dataset_prepared_path saves_per_epoch evals_per_epoch",
     first="adapter",
-    together=(take_data, warm_up("lr_scheduler", default=0.03, is_axolotl=True)),
+    sources=take_data,
     finish=_finish,
     merged="trl",
     kind_of_a_key={"kd_trainer": "kd"},
@@ -180,6 +181,7 @@ TOOL = Tool(
             Row("save_total_limit", "training.save_total_limit", {0: unneeded("4 are kept there")}),
             Row("optimizer", "training.optim", OPTIMIZERS, other_optimizer),
             schedule("lr_scheduler"),
+            *warm_up("lr_scheduler", is_axolotl=True),
             Row("evals_per_epoch", "training.eval_steps", {0: _OFF, 1: "epoch"}, _PER_EPOCH),
             Row("saves_per_epoch", "training.save_steps", {0: _OFF, 1: "epoch"}, _PER_EPOCH),
             Row("chat_template", "model.chat_template", other=template),

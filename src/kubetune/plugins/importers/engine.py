@@ -9,12 +9,11 @@ A key is a name in the tool's file, and its value is what follows it. Each key e
 
 A fifth kind, assumed, is no key of the file: the tool's default, written down where ours is another one.
 
-`convert` takes three steps. First, the functions in `Tool.together` read the few keys whose meaning no row can say,
-such as the steps and the share of a warm-up. Then each other key goes to its row of the tool's tables: those in
-`Tool.first` before the others, which may ask what they set. Where two keys fill in one setting with different values,
-the first counts, and the other is dropped by name. `Tool.finish` adds what follows from the settings. At last
-`fill_in_defaults` writes down the tool's defaults of what the file leaves out, and `rules` takes out what does not go
-together.
+`convert` takes three steps. First, `Tool.sources` reads the keys of data, whose meaning no row can say. Then each other
+key goes to its row of the tool's tables: those in `Tool.first` before the others, which may ask what they set. Where two
+keys fill in one setting with different values, the first counts, and the other is dropped by name. `Tool.finish` adds
+what follows from the settings. At last `fill_in_defaults` writes down the tool's defaults of what the file leaves out,
+and `rules` takes out what does not go together.
 
 A table has four parts, and this is what becomes of a value of theirs:
 
@@ -58,7 +57,6 @@ class Note:
     key: str
     value: Any  # theirs
     text: str  # our setting where it was carried over, else the reason
-    line: int = 0  # of the key
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class Tool:
     marks: str  # keys that no other tool has, or that are typical; a file is recognised by them
     tables: tuple[Table, ...]  # a key's last row counts
     first: str = ""  # keys whose rows come before the others, in this order
-    together: tuple[Step, ...] = ()  # read keys that no row can tell, before the tables
+    sources: Step | None = None  # reads the data, before the tables
     finish: Step | None = None  # adds what follows from the settings, after the tables
     defaults: Mapping[str, Any] = field(default_factory=dict)  # by path, where ours are others
     # The same for some runs, by what they do: `lora`, a kind of learning such as `grpo`, a loss such as `simpo`.
@@ -217,6 +215,7 @@ class Draft:
     # Keys whose value only a shell knows: why.
     unknown: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""  # of learning, such as `dpo`; empty for supervised fine-tuning
+    kind_key: str = ""  # the key that names it
     place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
     settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
     comments: dict[str, str] = field(default_factory=dict)  # beside a setting
@@ -293,13 +292,6 @@ class Draft:
         """Write down that what a key does is not done here."""
         self.note("dropped", key, why)
 
-    def ignore(self, why: str, *keys: str) -> None:
-        """Write down that nothing is lost without some keys, where the file has them."""
-        for key in keys:
-            self.taken.add(key)
-            if not is_empty(self.theirs.get(key)):
-                self.note("unneeded", key, why)
-
     def assume(self, path: str, value: Any, why: str = "") -> None:
         """Write down a default of the tool, unless the file fills in the setting, be it with a value not known."""
         if self.has(path) or path in self.undecided:
@@ -346,11 +338,8 @@ class Draft:
         section = re.split(r"[.\[]", key)[0]
         return self.lines.get(key) or self.lines.get(section, 1)
 
-    def apply(self, table: Mapping[str, Row], first: str = "", unknown: str = "") -> None:
-        """Send every key that nobody took to its row, those of `first` before the others.
-
-        `unknown`: why a key without a row is dropped.
-        """
+    def apply(self, table: Mapping[str, Row], first: str = "") -> None:
+        """Send every key that nobody took to its row, those of `first` before the others."""
         for key in (*first.split(), *self.theirs):
             value = self.theirs.get(key)
             # An empty list in a source is a choice, as in `roles_to_train: []`.
@@ -358,7 +347,7 @@ class Draft:
             is_open = key in self.unknown and all(note.key != key for note in self.notes)
             if is_silent or (key in self.taken and not is_open):
                 continue
-            row = table.get(key) or _row_without_table(key, unknown, table)
+            row = table.get(key) or _row_without_table(key, table, self.place)
             if is_open and (row.path or callable(row.other) or key in self.taken):
                 self.leave_open(key, row.path, self.unknown[key])
             else:
@@ -395,14 +384,14 @@ class Draft:
         if isinstance(value, str) and is_secret((key,), value, known=False):
             value = None
             text += "; its value looks like a secret and is not repeated here"
-        self.notes.append(Note(kind, self.place + key, value, text, self.line_of(key)))
+        self.notes.append(Note(kind, self.place + key, value, text))
 
 
 def convert(draft: Draft, more: Iterable[Table]) -> None:
     """Fill in a draft from its tool's tables, and from tables that count before them."""
     tool = draft.tool
-    for step in tool.together:
-        step(draft)
+    if tool.sources is not None:
+        tool.sources(draft)
     draft.apply(tool.by_key(more), tool.first)
     if tool.finish is not None:
         tool.finish(draft)
@@ -424,10 +413,10 @@ def _remark(path: str, value: Any) -> str:
     return ""
 
 
-def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
+def _row_without_table(key: str, table: Mapping[str, Row], place: str) -> Row:
     """Return what becomes of a key that its tool's tables do not have."""
-    if unknown:
-        return Row(key, other=dropped(unknown))
+    if place:
+        return Row(key, other=dropped("sources have no such setting"))
     # WANDB_DIR and its like.
     if key.isupper():
         why = "an environment variable; set it where the run is started, or in kubernetes.env"

@@ -7,7 +7,7 @@ from typing import Any
 
 from kubetune.data.reading.messages import SPEAKERS
 from kubetune.plugins.importers.common.image_keys import pixels, say_it_sees, sees
-from kubetune.plugins.importers.common.schedule_keys import warm_up
+from kubetune.plugins.importers.common.schedule_keys import assume_warm_up, warm_up
 from kubetune.plugins.importers.common.source_keys import read_source, share, take_sources, tidy
 from kubetune.plugins.importers.common.target_keys import modules
 from kubetune.plugins.importers.common.training_keys import (
@@ -35,7 +35,7 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.foreign import read_settings
+from kubetune.plugins.importers.foreign import file_above, read_settings
 
 # Our columns for theirs, and our shape of records for each `formatting`.
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
@@ -46,7 +46,6 @@ _TAGS = ("role", "content", "from", "value", *SPEAKERS)
 def _data(draft: Draft) -> None:
     """Take the names of data sets, which `dataset_info.json` explains, and how many rows of each count."""
     directory = str(draft.get("dataset_dir") or "data")
-    draft.ignore("only says where dataset_info.json lies", "dataset_dir")
     limit = draft.get("max_samples")
     if limit == 0:
         draft.refuse("max_samples", "0 leaves no records to train on")
@@ -73,12 +72,11 @@ def _data(draft: Draft) -> None:
 
 def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:
     """Return what dataset_info.json says, and its folder. It is beside the config or above it, in the repository."""
-    folder = Path(draft.path).absolute().parent
-    for start in (folder, *folder.parents, Path.cwd()):
-        file = start / directory / "dataset_info.json"
-        if file.is_file():
-            return file.parent, read_settings(file)[0]
-    return folder, {}
+    path = Path(draft.path)
+    file = file_above(path, f"{directory}/dataset_info.json")
+    if file is None:
+        return path, {}
+    return file.parent, read_settings(file)[0]
 
 
 def _source(draft: Draft, place: str, folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
@@ -169,6 +167,7 @@ def _length(value: Any, draft: Draft) -> Outcome:
 
 def _finish(draft: Draft) -> None:
     """Write down the defaults that depend on other keys, most of them on `stage: pt`."""
+    assume_warm_up(draft)
     if draft.get("finetuning_type") is None:
         draft.assume("lora", None)
     if _packs(draft):
@@ -208,7 +207,7 @@ TOOL = Tool(
     marks="stage finetuning_type cutoff_len template dataset_dir lora_target val_size pref_loss "
     "preprocessing_num_workers quantization_bit neat_packing model_name_or_path",
     command=ToolCommand(r"\bllamafactory-cli\s+(\w+)", "llamafactory-cli train", assigns=True),
-    together=(_data, warm_up()),
+    sources=_data,
     finish=_finish,
     defaults={
         "data.max_length": 2048,
@@ -234,6 +233,7 @@ TOOL = Tool(
         },
         rows=[
             method("finetuning_type"),
+            *warm_up(),
             Row("stage", "task", other=_stage),
             Row("cutoff_len", "data.max_length", other=_length),
             Row("neat_packing", "data.packing", other=_neat_packing),
@@ -264,6 +264,7 @@ TOOL = Tool(
             "media_dir": "has no counterpart; see docs/vision.md",
         },
         unneeded={
+            "dataset_dir": "only says where dataset_info.json lies",
             "double_quantization": "kubetune's choice, and no matter of quality",
             "fp8_backend fp8_enable_fsdp_float8_all_gather": "kubetune's choice",
             "use_unsloth enable_liger_kernel": FUSED,

@@ -10,7 +10,7 @@ from typing import Any
 from kubetune.config.data_files import is_file_name
 from kubetune.plugins.importers.by_teacher import OF_GKD
 from kubetune.plugins.importers.common.image_keys import pixels, sees
-from kubetune.plugins.importers.common.schedule_keys import schedule, warm_up
+from kubetune.plugins.importers.common.schedule_keys import assume_warm_up, schedule, warm_up
 from kubetune.plugins.importers.common.source_keys import share, take_sources
 from kubetune.plugins.importers.common.target_keys import PATH, modules, without_words
 from kubetune.plugins.importers.common.training_keys import (
@@ -84,14 +84,6 @@ def _sources(draft: Draft, place: str, text: Any) -> list[Any]:
     return [{**source, "subset": subset} for subset in match["subsets"].split("/")]
 
 
-def _warm_up(draft: Draft) -> None:
-    """Take the keys of the warm-up, which Megatron names otherwise; a constant schedule of its warms up too."""
-    if _is_megatron(draft):
-        warm_up("", "lr_warmup_iters", "lr_warmup_fraction")(draft)
-    else:
-        warm_up()(draft)
-
-
 def _chat_template(value: Any, draft: Draft) -> Outcome:
     """Take `use_chat_template`, whose default is on for `swift sft` and off for `swift pt`."""
     if not value and draft.command != "pt" and draft.get("task_type") != "seq_cls":
@@ -153,6 +145,7 @@ def _deepspeed(value: Any, _: Draft) -> Outcome:
 
 def _finish(draft: Draft) -> None:
     """Write down the defaults that depend on other keys."""
+    assume_warm_up(draft)
     is_megatron = _is_megatron(draft)
     is_lora = not is_megatron or {"adapters", "mcore_adapter"} & draft.theirs.keys()
     if draft.get("tuner_type") is None and draft.get("train_type") is None and is_lora:
@@ -192,7 +185,7 @@ TOOL = Tool(
     command=ToolCommand(r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py", "swift sft` or `rlhf"),
     # Of both keys of epochs that counts which comes first.
     first="max_epochs tuner_type train_type task_type",
-    together=(_data, _warm_up),
+    sources=_data,
     finish=_finish,
     defaults={
         "data.packing": False,
@@ -266,6 +259,9 @@ TOOL = Tool(
             count("nproc_per_node", "compute.processes"),
             count("nnodes", "compute.nodes"),
             schedule("lr_decay_style"),
+            *warm_up(),
+            # A constant schedule of Megatron warms up too.
+            *warm_up("", "lr_warmup_iters", "lr_warmup_fraction"),
             # Models that see, and prompts.
             Row("freeze_vit", "vision.freeze_vision_tower", other=sees),
             Row("freeze_aligner", "vision.freeze_projector", other=sees),

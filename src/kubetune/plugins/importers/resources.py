@@ -123,7 +123,7 @@ TOOL = Tool(
     name="job resources",
     marks="resources replicas config_map shared_volume",
     has_sections=True,
-    together=(_variables,),
+    sources=_variables,
     finish=_finish,
     tables=(
         Table(

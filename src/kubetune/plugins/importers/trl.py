@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.plugins.importers.by_teacher import OF_GKD, OF_SDFT
-from kubetune.plugins.importers.common.schedule_keys import warm_up
+from kubetune.plugins.importers.common.schedule_keys import assume_warm_up, warm_up
 from kubetune.plugins.importers.common.source_keys import read_source, share, take_sources, tidy
 from kubetune.plugins.importers.common.target_keys import PATH, assume_peft_default, modules
 from kubetune.plugins.importers.common.training_keys import (
@@ -79,11 +79,12 @@ def _data(draft: Draft) -> None:
     # Evaluation takes another split of the same data set, and only if it is switched on.
     key = "dataset_test_split"
     split = draft.take(key)
-    if draft.get("eval_strategy") in (None, "no", False):
-        draft.ignore("nothing is evaluated: eval_strategy is not set", key)
+    evaluates = draft.get("eval_strategy") not in (None, "no", False)
+    if split is not None and not evaluates:
+        draft.note("unneeded", key, "nothing is evaluated: eval_strategy is not set")
     elif split is not None:
         draft.carry(key, "data.eval", [source | {"split": split}])
-    else:
+    elif evaluates:
         draft.assume("data.eval", [source | {"split": "test"}], "TRL evaluates on the split `test`")
 
 
@@ -103,6 +104,7 @@ def _columns(value: Any, _: Draft) -> Outcome:
 def _finish(draft: Draft) -> None:
     """Write down the defaults that depend on other keys."""
     assume_peft_default(draft)
+    assume_warm_up(draft)
     if "max_length" in draft.theirs and draft.theirs["max_length"] in (None, "None"):
         why = (
             "no limit there; here a row that is longer than data.max_length stops the run: raise it"
@@ -135,7 +137,7 @@ TOOL = Tool(
         "trl sft`, `dpo` or `grpo",
     ),
     first="use_peft",
-    together=(_data, warm_up()),
+    sources=_data,
     finish=_finish,
     defaults={
         "data.max_length": 1024,
@@ -200,6 +202,7 @@ TOOL = Tool(
                 {True: None, False: unneeded("off: every parameter is trained")},
                 other=lambda _, draft: draft.refuse_value("use_peft"),
             ),
+            *warm_up(),
             Row("assistant_only_loss", "data.train_on", {True: "assistant", False: _OFF}),
             Row("completion_only_loss", "data.train_on", {True: "assistant", False: "all"}, unless="assistant_only_loss"),
             Row("lora_target_modules", PATH, other=modules("all-linear")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.plugins.importers.by_reward import ALL_TOKENS
+from kubetune.plugins.importers.common.schedule_keys import assume_warm_up
 from kubetune.plugins.importers.common.source_keys import take_sources, tidy
 from kubetune.plugins.importers.common.training_keys import SHUFFLED, trackers
 from kubetune.plugins.importers.engine import (
@@ -125,8 +126,7 @@ def _finish(draft: Draft) -> None:
     draft.assume("training.global_batch_size", min(256, draft.get("data.train_batch_size") or 256))
     draft.assume("grpo.steps_per_generation", _asked(1024, draft).value)
     draft.assume("grpo.delta", 3.0, "verl bounds the ratio of bad answers too (clip_ratio_c)")
-    if not draft.has("training.warmup_steps"):
-        draft.assume("training.warmup_ratio", 0.0)
+    assume_warm_up(draft)
 
 
 def _unlimited(value: Any, _: Draft) -> Outcome:
@@ -265,7 +265,7 @@ TOOL = Tool(
     ),
     has_sections=True,
     first="data.train_batch_size",
-    together=(_data,),
+    sources=_data,
     finish=_finish,
     defaults={
         "grpo.loss_type": "dapo",

@@ -8,18 +8,19 @@ from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
     Row,
-    Step,
     carried,
     dropped,
     near,
     unneeded,
 )
+from kubetune.plugins.importers.writing import inline
 
 # Keys that change a schedule, and those that change a cosine.
 _SHAPES = ("lr_scheduler_kwargs", "jagged_restart_steps")
 _SHAPES_OF_COSINE = (*_SHAPES, "cosine_min_lr_ratio", "min_lr", "lr_decay_iters")
 _SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_restarts": "cosine"}
 _RATIO = "training.warmup_ratio"
+_STEPS = "training.warmup_steps"
 _LATER = "the first step learns already, where theirs has a rate of 0"
 
 
@@ -42,74 +43,67 @@ def schedule(keys: str) -> Row:
 def warm_up(
     schedule: str = "lr_scheduler_type",
     steps: str = "warmup_steps",
-    ratio: str = "warmup_ratio",
-    default: float = 0.0,
+    share: str = "warmup_ratio",
     is_axolotl: bool = False,
-) -> Step:
-    """Return the step that takes the warm-up, of which a file may name the steps and their share.
+) -> tuple[Row, Row]:
+    """Return the rows of the warm-up's steps and of their share. A file may have both.
 
     `is_axolotl`: as axolotl counts it, which takes 0 steps for none, 1 for two, and rounds a share down.
 
     warmup_steps: 0    warmup_ratio: 0.1    a share of 0.1; no warm-up in axolotl, where 0 steps count
     warmup_steps: 5    warmup_ratio: 0.1    5 steps, near, since tools and their versions differ
     """
+    constant = unneeded(f"{schedule}: constant does not warm up, there as here")
+    twice = dropped("an earlier key sets the warm-up")
 
-    def step(draft: Draft) -> None:
-        number = _positive(draft, steps)
-        share = _positive(draft, ratio)
-        if steps in draft.unknown or ratio in draft.unknown:
-            _leave_open(draft, steps, ratio)
-        elif draft.get(schedule) == "constant":
-            draft.ignore(f"{schedule}: constant does not warm up, there as here", steps, ratio)
-            draft.assume(_RATIO, 0.0, "a constant schedule does not warm up there")
-        elif number or (number == 0 and (is_axolotl or not share)):
-            if number == 1 and is_axolotl:
-                number = 2
-            draft.write(steps, _of_steps(number, ratio if share else ""))
-            if share is not None:
-                draft.drop(ratio, f"{steps} is set too")
-        elif share is not None:
-            outcome = carried(share, f"{_RATIO}: {share:g}; {_LATER}", _RATIO)
-            if is_axolotl and draft.get("max_steps"):
-                outcome = near(share, "rounded up to a step, there down", _RATIO)
-            draft.write(ratio, outcome)
-            draft.ignore(f"0 says nothing beside {ratio}, there as here", steps)
-        else:
-            draft.assume(_RATIO, default)
+    def of_steps(value: Any, draft: Draft) -> Outcome:
+        number = _positive(value, draft)
+        if draft.get(schedule) == "constant":
+            return constant
+        has_share = bool(draft.get(share))
+        if number == 0 and has_share and not is_axolotl:
+            return unneeded(f"0 says nothing beside {share}, there as here")
+        if draft.has(_STEPS) or draft.has(_RATIO):
+            return twice
+        if number == 1 and is_axolotl:
+            number = 2
+        # transformers reads a number below 1 as a share.
+        path = _RATIO if 0 < number < 1 else _STEPS
+        number = number if path == _RATIO else int(number)
+        if number and has_share:
+            return near(number, f"{share} is set too, and other versions take that", path)
+        return carried(number, f"{path}: {inline(number)}; {_LATER}", path)
 
-    return step
+    def of_share(value: Any, draft: Draft) -> Outcome:
+        ratio = _positive(value, draft)
+        if draft.get(schedule) == "constant":
+            return constant
+        number = draft.get(steps)
+        if number or (number == 0 and (is_axolotl or not ratio)):
+            return dropped(f"{steps} is set too")
+        if draft.has(_STEPS) or draft.has(_RATIO):
+            return twice
+        if is_axolotl and draft.get("max_steps"):
+            return near(ratio, "rounded up to a step, there down")
+        return carried(ratio, f"{_RATIO}: {inline(ratio)}; {_LATER}")
 
-
-def _leave_open(draft: Draft, steps: str, ratio: str) -> None:
-    """Drop both keys of the warm-up, since which of them counts depends on the one that is not known."""
-    for key, other in ((steps, ratio), (ratio, steps)):
-        if key in draft.unknown:
-            draft.leave_open(key, _RATIO, draft.unknown[key])
-        elif draft.get(key) is not None:
-            draft.drop(key, f"depends on {other}, whose value only a running shell knows")
-
-
-def _of_steps(number: float, ratio: str) -> Outcome:
-    """Take the steps of a warm-up. `ratio`: the key of their share, where that is above 0."""
-    # transformers reads a number below 1 as a share.
-    path = "training.warmup_steps"
-    if 0 < number < 1:
-        path = _RATIO
-    else:
-        number = int(number)
-    if number and ratio:
-        return near(number, f"{ratio} is set too, and other versions take that", path)
-    return carried(number, f"{path}: {number:g}; {_LATER}", path)
+    return Row(steps, _STEPS, other=of_steps), Row(share, _RATIO, other=of_share)
 
 
-def _positive(draft: Draft, key: str) -> float | None:
-    """Return a key's number, or None where it is left out. Raise ConfigError for anything else."""
-    value = draft.take(key)
-    if value is None:
-        return None
+def assume_warm_up(draft: Draft, schedule: str = "lr_scheduler_type", default: float = 0.0) -> None:
+    """Write down the tool's warm-up, unless the file says its steps."""
+    if draft.has(_STEPS) or _STEPS in draft.undecided:
+        return
+    if draft.get(schedule) == "constant":
+        draft.assume(_RATIO, 0.0, "a constant schedule does not warm up there")
+    draft.assume(_RATIO, default)
+
+
+def _positive(value: Any, draft: Draft) -> float:
+    """Return a number from 0. Raise ConfigError for anything else."""
     number = -1.0 if isinstance(value, bool) else float(value)
     if not 0 <= number < float("inf"):
-        draft.refuse_value(key)
+        draft.refuse_value(draft.at)
     return number
 
 

@@ -46,7 +46,7 @@ def read_source(draft: Draft, section: Draft, table: Table) -> dict[str, Any]:
 
     What was carried over gets no note of its own: the source shows it.
     """
-    section.apply(SOURCE.by_key() | table.by_key(), unknown="sources have no such setting")
+    section.apply(SOURCE.by_key() | table.by_key())
     draft.notes += [note for note in section.notes if note.kind != "carried"]
     return tidy(section.settings)
 

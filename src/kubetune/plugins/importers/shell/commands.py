@@ -20,7 +20,6 @@ from kubetune.plugins.importers.shell.state import (
 )
 from kubetune.plugins.importers.shell.values import Values
 
-_MOST_COMMANDS = 10_000
 _QUIET_COMMANDS = ("[", "echo", "printf", "set", "shift", "test", "trap", "wait")
 # `--seed 1` and `trainer.seed=1` are no programs.
 _ARGUMENT = re.compile(r"-|[+~]*[\w./]+=")
@@ -70,27 +69,27 @@ class Commands:
     def follow(self, node: Node) -> None:
         """Follow one command: a program that is kept, `exit`, or what may set any variable."""
         environment, called = self._words_of(node)
-        texts = [word.text for word in called]
-        program = texts[0] if texts else ""
+        program, *arguments = [word.text for word in called] or [""]
+        state = self.values.state
         line = line_of(node)
         if program == "exit":
-            self.values.state.has_ended = True
+            state.has_ended = True
         elif program in self.values.doubts.ending and not any(self.conditions):
             self.script.unread[line] = f"{program}: ends the script"
-            self.values.state.has_ended = True
+            state.has_ended = True
         elif program == "exec":
             # `exec >log` and `exec {NAME}>log` redirect, and the script goes on.
-            if any(not text.startswith("{") for text in texts[1:]):
+            if any(not text.startswith("{") for text in arguments):
                 self.keep(line, environment + called[1:])
-                self.values.state.has_ended = True
+                state.has_ended = True
         elif program in ("cd", "pushd"):
-            target = next((text for text in texts[1:] if not text.startswith("--")), "~")
-            self.values.state.folder = moved(self.values.state.folder, target)
+            folders = [text for text in arguments if not text.startswith("--")]
+            state.folder = moved(state.folder, folders[0] if folders else "~")
         elif program == "popd":
-            self.values.state.folder = UNKNOWN
+            state.folder = UNKNOWN
         elif program in ("source", ".", "eval"):
             self.script.unread[line] = f"{program}: what it sets is not known"
-            if may_set_anything(program, " ".join(texts[1:])):
+            if may_set_anything(program, " ".join(arguments)):
                 self.doubt_all(f"`{program}` may set anew (line {line})")
         elif program in BUILTINS and program != field_of(node, "name"):
             # A variable stands for the builtin, of which `beyond` has seen nothing.
@@ -119,16 +118,13 @@ class Commands:
 
     def keep(self, line: int, words: Sequence[Word]) -> None:
         """Keep a program that the script calls."""
-        if len(self.script.commands) >= _MOST_COMMANDS:
-            return
         exported = {}
         for name in sorted(self.values.state.exported):
             value = self.values.get(name)
             if isinstance(value, Word):
                 exported[name] = self.values.left_open(name, value.why) if value.why else value.text
-        condition = ""
-        for around in self.conditions:
-            condition = around or condition
+        conditions = [condition for condition in self.conditions if condition]
+        condition = conditions[-1] if conditions else ""
         folder = self.values.state.folder
         self.script.commands.append(Command(line, tuple(words), exported, condition, folder))
 
