@@ -755,9 +755,9 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
     [
         (
             "rl: gdpo\nbase_model: x\ndatasets: [{path: y}]\n",
-            ":1: rl is gdpo; kubetune import converts supervised fine-tuning",
+            ":1: rl: is gdpo; kubetune import converts supervised fine-tuning",
         ),
-        ("stage: ppo\nfinetuning_type: lora\n", ":1: stage is ppo"),
+        ("stage: ppo\nfinetuning_type: lora\n", ":1: stage: is ppo"),
         (
             "a: 1\nb: 2\n",
             "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift, verl, job resources; found keys a, b",

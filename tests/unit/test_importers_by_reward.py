@@ -272,7 +272,7 @@ def test_arguments_in_arrays_of_a_script_are_read(tmp_path: Path) -> None:
             f"{TRL}reward_funcs: [a.b]\nloss_type: gmpo\n",
             "gmpo is a loss that kubetune does not have",
         ),
-        ("a.yml", AXOLOTL.replace("grpo", "gdpo"), "rl is gdpo"),
+        ("a.yml", AXOLOTL.replace("grpo", "gdpo"), "rl: is gdpo"),
         (
             "a.sh",
             "python -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b\n",

@@ -203,8 +203,8 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.yml", f"{AXOLOTL}rl: gdpo\ndatasets: [{{path: a/b}}]\n", "rl is gdpo"),
-        ("a.yaml", f"{FACTORY}stage: ppo\n", "stage is ppo"),
+        ("a.yml", f"{AXOLOTL}rl: gdpo\ndatasets: [{{path: a/b}}]\n", "rl: is gdpo"),
+        ("a.yaml", f"{FACTORY}stage: ppo\n", "stage: is ppo"),
         (
             "a.yaml",
             f"{FACTORY}stage: dpo\npref_loss: kto_pair\n",
@@ -215,7 +215,7 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
             f"{TRL}beta: 0.1\nloss_type: [sigmoid, bco_pair]\n",
             "is a loss that kubetune does not have",
         ),
-        ("a.sh", f"{SWIFT}--rlhf_type ppo\n", "rlhf_type is ppo"),
+        ("a.sh", f"{SWIFT}--rlhf_type ppo\n", "rlhf_type: is ppo"),
         (
             "a.sh",
             f"{SWIFT}--rlhf_type rm --freeze_vit false\n",

@@ -36,13 +36,13 @@ _LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 _NO_METRIC = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"
 
 
-def finish(draft: Draft, key: str) -> None:
-    """Count batches in prompts. Raise ConfigError without a reward. `key`: names the kind of learning."""
+def finish(draft: Draft) -> None:
+    """Count batches in prompts. Raise ConfigError without a reward."""
     if "reward_funcs" in draft.unknown:
         draft.refuse("reward_funcs", draft.unknown["reward_funcs"])
     if not draft.has("rewards"):
         draft.refuse(
-            key if key in draft.theirs else next(iter(draft.theirs)),
+            draft.kind_key if draft.kind_key in draft.theirs else next(iter(draft.theirs)),
             f"the file, read as one of {draft.tool.name}, names no reward that is here; expected reward_funcs with a "
             "function as module.function, or a reward that is built in (docs/grpo.md); --from names another tool",
         )

@@ -34,18 +34,15 @@ _DRAWN = "answers are drawn by the model's own probabilities, which are those th
 _URL_OF_TRL = "teacher_model_server_url"
 
 
-def finish(draft: Draft, key: str) -> None:
-    """Write down what ms-swift does with the likeliest tokens. Raise ConfigError without a teacher.
-
-    `key`: names the kind of learning.
-    """
+def finish(draft: Draft) -> None:
+    """Write down what ms-swift does with the likeliest tokens. Raise ConfigError without a teacher."""
     defaults = draft.tool.defaults_of.get(draft.kind, {})
     if not draft.has("distill.teacher") and "distill.teacher" not in {
         **draft.undecided,
         **defaults,
     }:
         draft.refuse(
-            key,
+            draft.kind_key,
             "the file names no teacher; expected teacher_model_name_or_path, teacher_model, or the address of a server",
         )
     _choose_tokens_of_trl(draft)

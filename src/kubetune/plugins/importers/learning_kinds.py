@@ -38,7 +38,7 @@ _OF_SEVERAL_TRAINERS = {
     "precompute_ref_log_probs": "DPO, CPO or ORPO",
     "teacher_model_name_or_path": "DistillationTrainer or GKD",
 }
-# By task: what fills in the rest. `key` names the kind of learning.
+# By task: what fills in the rest.
 _FINISH = {
     "preference": preference_tuning.finish,
     "grpo": by_reward.finish,
@@ -55,10 +55,7 @@ def require_known_kind(draft: Draft) -> None:
     for key, known in _NAMING.items():
         value = draft.theirs.get(key)
         if value and value not in known:
-            where = f"{draft.path}:{draft.line_of(key)}"
-            raise ConfigError(
-                f"{where}: {key} is {inline(value)[:60]}; {_DOES}. Nothing was written."
-            )
+            draft.refuse(key, f"is {inline(value)[:60]}; {_DOES}")
     # verl's command has the name of another method; its keys say that it is GRPO.
     command = draft.tool.command
     names_kind = command is None or not command.names_no_kind
@@ -68,11 +65,11 @@ def require_known_kind(draft: Draft) -> None:
 
 def learn(draft: Draft) -> tuple[Table, ...]:
     """Take what says which kind of learning it is. Return the tables that count then."""
-    key, kind = _kind(draft)
-    draft.kind = kind
-    if not kind:
+    key, draft.kind = _kind(draft)
+    draft.kind_key = key
+    if not draft.kind:
         return ()
-    task = _TASKS[kind]
+    task = _TASKS[draft.kind]
     if key in _NAMING:
         draft.carry(key, "task", task)
     else:
@@ -83,15 +80,14 @@ def learn(draft: Draft) -> tuple[Table, ...]:
         draft.comments["task"] = why
     if task == "distill":
         return (by_teacher.TABLE,)
-    return by_reward.TABLES if task == "grpo" else preference_tuning.tables(kind)
+    return by_reward.TABLES if task == "grpo" else preference_tuning.tables(draft.kind)
 
 
 def finish(draft: Draft) -> None:
     """Fill in what a kind of learning has that is no key of its own."""
     finish_kind = _FINISH.get(draft.ours("task", ""))
     if finish_kind is not None:
-        key, _ = _kind(draft)
-        finish_kind(draft, key)
+        finish_kind(draft)
 
 
 def _kind(draft: Draft) -> tuple[str, str]:

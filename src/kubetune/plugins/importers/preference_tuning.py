@@ -49,7 +49,7 @@ def tables(kind: str) -> tuple[Table, ...]:
     return TABLE, Table(rows=rows)
 
 
-def finish(draft: Draft, _: str) -> None:
+def finish(draft: Draft) -> None:
     """Fill in the loss of a kind of learning that has one, and the tool's defaults of that loss."""
     if draft.ours("task") == "preference":
         loss = draft.settings.setdefault("preference.loss", draft.kind)
