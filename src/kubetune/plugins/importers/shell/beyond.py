@@ -43,8 +43,6 @@ _CALCULATED = re.compile(
 _DEFAULT = re.compile(r"\$\{(\w+):?=.*", re.DOTALL)
 _CALCULATING = ("arithmetic_expansion", "c_style_for_statement", "subscript")
 _COMPARED_AS_NUMBERS = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
-# ${NAME:OFFSET:LENGTH} calculates both numbers. The parser does not read all of them.
-_OFFSETS = re.compile(r"\$\{[!\w@*]+(?:\[[^]]*\])?:(?![-=+?])([^}]*)")
 _NAME = re.compile(r"\b[A-Za-z_]\w*")
 # Commands that set the variables that they name, if their arguments begin like this.
 _SETTING = {
@@ -58,8 +56,8 @@ _UNFOLLOWED = {
     "alias": "", "builtin": "", "command": "(?!-[vV])", "coproc": "", "enable": "", "time": "", "mapfile": r"(.* )?-\w*C",
     "readarray": r"(.* )?-\w*C", "set": r"(?!-- )(.* )?(-[a-mp-zA-Z]*n|noexec|posix)\b",
 }  # fmt: skip
-# What `shopt -s` switches on and changes no value and no test that the walk decides, and signals of a trap after which a
-# script does not go on.
+# Options of `shopt` that change no value and no test that the walk decides, and signals of a trap after which a script
+# does not go on.
 _HARMLESS = {
     "shopt": "checkwinsize dotglob extglob failglob globstar histappend inherit_errexit nullglob".split(),
     "trap": "EXIT 0 INT TERM HUP QUIT SIGINT SIGTERM SIGHUP SIGQUIT".split(),
@@ -70,8 +68,13 @@ BUILTINS = frozenset(
 )
 # Variables that a shell sets, or reads, in its own way.
 _OF_THE_SHELL = "BASHPID EPOCHSECONDS EUID GROUPS LINENO PPID RANDOM SECONDS SRANDOM UID _".split()
-# {NAME}>file
-_REDIRECTED = re.compile(r"\{[A-Za-z_]\w*\}[<>]")
+# What sets variables wherever it stands: {NAME}>file, and ${NAME:OFFSET:LENGTH} with more than numbers, since both are
+# calculated. The parser does not read all of them.
+_SETTING_ANYWHERE = {
+    r"\{[A-Za-z_]\w*\}[<>]": "a redirection that sets a variable",
+    r"\$\{[!\w@*]+(?:\[[^]]*\])?:(?![-=+?])[^}]*[A-Za-z_]": "a calculation in ${…:…}",
+}
+
 # Options of `declare` that change what is assigned to the variable, or to any.
 _CONVERTING = frozenset("gluc")
 _RENAMING = frozenset("in")
@@ -104,9 +107,9 @@ class Doubts:
 def doubts_of(tree: Node) -> Doubts:
     """Return what is not certain in a script, wherever it stands."""
     doubts = Doubts(dict.fromkeys(_OF_THE_SHELL, "is a variable of the shell itself"))
-    if _REDIRECTED.search(text_of(tree)):
-        doubts.add("", "depends on a redirection that sets a variable")
-    _calculated_offsets(tree, doubts)
+    for pattern, what in _SETTING_ANYWHERE.items():
+        if re.search(pattern, text_of(tree)):
+            doubts.add("", f"depends on {what}")
     assigned: dict[str, list[Node]] = {}  # where a variable is set
     readonly: dict[str, int] = {}
     unsetting = 0  # the last line that unsets a variable whose name is not known
@@ -203,14 +206,6 @@ def _calculated(text: str, line: int, doubts: Doubts) -> None:
         name = match["name"] or match["after"]
         doubts.add(name, f"is set in a calculation (line {line})")
     doubts.calculated.update(_NAME.findall(text))
-
-
-def _calculated_offsets(tree: Node, doubts: Doubts) -> None:
-    """Doubt what the numbers of ${NAME:OFFSET:LENGTH} assign."""
-    source = (tree.text or b"").decode()
-    for match in _OFFSETS.finditer(source):
-        line = line_of(tree) + source.count("\n", 0, match.start())
-        _calculated(match[1], line, doubts)
 
 
 def _calculate_in_turn(assigned: dict[str, list[Node]], doubts: Doubts) -> None:

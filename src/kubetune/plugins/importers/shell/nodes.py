@@ -56,26 +56,20 @@ def parsed(text: str) -> Node:
 def _tree(source: bytes, joints: Sequence[int], ends: Collection[int]) -> Node:
     """Return the tree of a source without the two bytes at each joint, and with a semicolon at each end."""
     ranges = []
-    begin = 0
-    first = Point(0, 0)
-    row = 0
     marked = bytearray(source)
-    # The parser counts lines by what it reads: it is told where each piece begins.
+    begin = 0
     for cut in sorted([*joints, *ends, len(source)]):
-        row += source.count(b"\n", begin, cut)
-        behind = cut
+        # The parser counts lines by what it reads: it is told where each piece begins. Nobody asks for columns.
+        first = Point(source.count(b"\n", 0, begin), 0)
+        last = Point(source.count(b"\n", 0, cut), 0)
         if cut in ends:
             marked[cut : cut + 1] = b";"
-            behind += 1
-        line_start = source.rfind(b"\n", 0, cut) + 1
-        ranges.append(Range(first, Point(row, behind - line_start), begin, behind))
-        begin = behind
-        if cut not in ends:
+            ranges.append(Range(first, last, begin, cut + 1))
+            begin = cut + 1
+        else:
             marked[cut : cut + 2] = _JOINED.encode()
-            begin += 2
-        if source[cut:begin].endswith(b"\n"):
-            row += 1
-        first = Point(row, begin - source.rfind(b"\n", 0, begin) - 1)
+            ranges.append(Range(first, last, begin, cut))
+            begin = cut + 2
     language = Language(tree_sitter_bash.language())
     return Parser(language, included_ranges=ranges).parse(bytes(marked[: len(source)])).root_node
 
