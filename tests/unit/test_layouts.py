@@ -268,6 +268,12 @@ def records(row: str, number: int = 12) -> list[dict[str, Any]]:
             "This is, 1.",
         ),
         (
+            '{"question": "Which is it, {n}?", "possible_answers": ["No, {n}.", "Yes, {n}."], "label": 1, "gold": '
+            '"Yes, {n}."}',
+            "Which is it, 1? A. No, 1. B. Yes, 1.",
+            "Yes, 1.",
+        ),
+        (
             # What is asked for is an object.
             '{"instruction": "Call it, {n}.", "output": [{"name": "call_{n}", "arguments": {"number": {n}}}]}',
             "Call it, 1.",
@@ -293,6 +299,9 @@ def test_the_text_that_is_the_answer_is_learned(
         '{"prompt": "Who is {n}?", "answers": [{"answer": "It is he.", "rank": 2}, {"answer": "She {n}.", "rank": 1}]}',
         '{"question": "Who is {n}?", "answers": {"text": ["It is he.", "She, {n}."], "score": [1, 5]}}',
         '{"question": "Who is {n}?", "answer": ["It is he.", "She, {n}."], "is_correct": [false, true]}',
+        '{"question": "Who is {n}?", "possible_answers": ["It is he.", "She, {n}."]}',
+        '{"question": "Who is {n}?", "plausible_answers": ["It is he."], "answers": ["He {n}.", "X."], "votes": [0, 1]}',
+        '{"question": "Which are even, {n}?", "options": ["2", "3", "4"], "answer": ["A", "C"]}',
         '{"question": "Who is {n}?", "answer": [{"role": "assistant", "content": "He {n}."}, {"role": "user", '
         '"content": "No?"}]}',
     ],
@@ -424,6 +433,22 @@ def test_choices_of_which_no_column_tells_the_right_one_are_said(
     assert "beside `question`, and no column tells for sure which is right" in text
     assert not PROGRAM.findall(text)
     assert not list(pasted_columns(text))
+
+
+def test_choices_are_no_classes_of_columns_that_the_user_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = []
+    for n, row in enumerate(
+        records('{"question": "Who is {n}?", "options": ["he {n}", "she {n}"]}')
+    ):
+        rows.append({**row, "right": "AB"[n % 2]})
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--task", "sequence_classification", "--columns", "text=question", "label=right")
+    code, text = init(capsys, "rows.jsonl", *words)
+    assert code == errors.USER
+    made = json.loads(Path(run_program(text)).read_text().splitlines()[1])
+    assert (made["question"], made["answer"]) == ("Who is 1?\nA. he 1\nB. she 1", "she 1")
 
 
 def test_options_beside_a_sentence_become_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:

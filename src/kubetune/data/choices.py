@@ -71,6 +71,7 @@ def chosen_by_label(
     """Return label and choices of each record; empty where the labels choose from none.
 
     {"question": …, "options": ["Paris", "Rome"], "label": "B"}   by the name of the list, or by what the label says
+    {"question": …, "all_answers": ["a", "b"], "label": 1}        by what the label says of a list of answers
     {"ctx": …, "endings": ["a", "b"], "label": 1}                 by the places of its texts, whatever it is called
     """
     chosen = []
@@ -88,7 +89,10 @@ def chosen_by_label(
             choices = _in_column(name, item) if isinstance(item, list) else None
             if choices is not None:
                 chosen.append((value.get(label), choices))
-        if len(chosen) == len(values) and not names_other_texts(name) and _are_places(chosen):
+        if len(chosen) < len(values) or names_other_texts(name):
+            continue
+        is_chosen_from = names_answer(name) and right_choice(chosen) is not None
+        if is_chosen_from or _are_places(chosen):
             return chosen
     return []
 

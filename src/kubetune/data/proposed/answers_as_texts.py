@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kubetune.data.choices import choices_of
 from kubetune.data.column_names import (
     ANSWERS,
     PROMPTS,
@@ -27,6 +28,11 @@ from kubetune.data.record_values import key_of
 
 Value = Mapping[str, Any]
 
+# Words of names of answers that may be wrong.
+_DOUBTFUL: Final = frozenset((
+    "possible", "plausible", "candidate", "other", "alternative", "option", "choice", "distractor", "all", "generated",
+    "sampled", "predicted", "student",
+))  # fmt: skip
 # Words of names of the right answer.
 _RIGHT: Final = frozenset(("right", "correct", "gold", "true", "truth", "reference", "expected"))
 
@@ -50,15 +56,18 @@ def as_text(values: Sequence[Value], columns: Mapping[str, str], path: str) -> s
         return f"{text}. {program(path, {name: f'json.dumps(r[{literal(name)}])'})}"
 
     place = place_of_text(values, name)
-    if place is None and is_structured(values, name):
+    if place is None and question is not None and is_structured(values, name):
         new = f"json.dumps(r[{literal(name)}], ensure_ascii=False)"
         return f"{text}. If all of it is the answer, it is learned as JSON. {program(path, {name: new})}"
     if place is None:
         part = "Write the part of it that is the right answer there as a text"
         return f"{text}. {part}, or all of it as JSON if that is the answer"
-    if not is_first_right(values, place):
+    # All that are marked of several choices are one answer.
+    are_marked = place.has_several(values) and choices_of(values[0], "", answer) is not None
+    if are_marked or not is_first_right(values, place):
         return f"{path}: {in_several_answers([name])}"
-    return f"{text}. {program(path, {**_news_of(question), name: place.code})}"
+    news = {**_news_of(question), name: place.code}
+    return f"{text}. {_if_several(values, place)}{program(path, news)}"
 
 
 def from_parts(values: Sequence[Value], path: str) -> str:
@@ -93,7 +102,14 @@ def from_parts(values: Sequence[Value], path: str) -> str:
     news = {**_news_of(question), "answer": place.code}
     if question.column not in PROMPTS:
         news = {"prompt": question.code, **news}
-    return f"{text}. {program(path, news)}"
+    return f"{text}. {_if_several(values, place)}{program(path, news)}"
+
+
+def _if_several(values: Sequence[Value], place: Place) -> str:
+    """Return the sentence about the first of several answers; empty where no record has several."""
+    if not place.has_several(values):
+        return ""
+    return "Of several the first is learned, which holds if each is right by itself. "
 
 
 def in_several_answers(names: Sequence[str]) -> str:
@@ -126,7 +142,8 @@ def _answers_in(values: Sequence[Value]) -> list[Place]:
     """Return where the texts of columns are that are called like an answer."""
     places = []
     for name in values[0]:
-        if set(ANSWERS).isdisjoint(words_of_name(name)):
+        words = words_of_name(name)
+        if set(ANSWERS).isdisjoint(words) or not _DOUBTFUL.isdisjoint(words):
             continue
         if names_bad_answer(name) or names_metadata(name):
             continue

@@ -59,12 +59,12 @@ def columns_of(
     """Return our names of columns that have others. Raise DataError where no column is known."""
     by_name = seen.by_name
     images = _other_columns(("image",), by_name)
+    if kind == "labelled":
+        _require_text_for_label(seen, source)
     if source.columns:
         named = {key: ReasonedChoice(name, "as given") for key, name in source.columns.items()}
         return images | named if kind == "text" else named
-    if kind == "labelled":
-        _require_text_for_label(seen, source.path)
-    else:
+    if kind != "labelled":
         subject = _with_subject(kind, seen, source.path)
         if subject:
             if kind == "text":
@@ -174,11 +174,12 @@ def _require_right_answer(seen: SeenRecords, columns: Mapping[str, str]) -> None
             raise DataError(f"{record.where}: {error}. Nothing was written.") from None
 
 
-def _require_text_for_label(seen: SeenRecords, path: str) -> None:
+def _require_text_for_label(seen: SeenRecords, source: SourceConfig) -> None:
     """Raise DataError with a program for labels that are answers to learn: one of several choices."""
-    question = seen.by_name["text"] or "text"
-    label = seen.by_name["label"] or "label"
-    advice = from_label([record.value for record in seen.records], question, label, path)
+    question = source.columns.get("text", seen.by_name["text"]) or "text"
+    label = source.columns.get("label", seen.by_name["label"]) or "label"
+    values = [record.value for record in seen.records]
+    advice = from_label(values, question, label, source.path)
     if advice:
         raise DataError(advice)
 

@@ -20,6 +20,7 @@ from kubetune.data.column_words import in_list
 from kubetune.data.proposed.programs import literal, program
 from kubetune.data.proposed.text_places import Place
 from kubetune.data.question_subjects import left_subjects
+from kubetune.data.reading.refusals import VERDICTS
 from kubetune.data.record_values import key_of
 
 Value = Mapping[str, Any]
@@ -48,7 +49,7 @@ def from_label(values: Sequence[Value], question: str, label: str, path: str) ->
     if len({choices.texts for _, choices in chosen}) < 2:
         return ""
     right = right_choice(chosen)
-    return "" if right is None else _with_choices(chosen, right, place, label, path)
+    return "" if right is None else _with_choices(values, chosen, right, place, label, path)
 
 
 def from_choices(values: Sequence[Value], question: Place, path: str) -> str:
@@ -74,7 +75,7 @@ def from_choices(values: Sequence[Value], question: Place, path: str) -> str:
     answers = {by_column[name][1].texts for name in labels}
     if len(answers) == 1:
         chosen, right = by_column[labels[0]]
-        return _with_choices(chosen, right, question, labels[0], path)
+        return _with_choices(values, chosen, right, question, labels[0], path)
 
     choices = choices_of(values[0], question.column, None)
     if choices is None:
@@ -86,7 +87,12 @@ def from_choices(values: Sequence[Value], question: Place, path: str) -> str:
 
 
 def _with_choices(
-    chosen: Chosen, right: RightChoice, question: Place, label: str, path: str
+    values: Sequence[Value],
+    chosen: Chosen,
+    right: RightChoice,
+    question: Place,
+    label: str,
+    path: str,
 ) -> str:
     """Return the program that writes choices into the question, and the right one as its answer; empty without one."""
     choices = chosen[0][1]
@@ -101,7 +107,10 @@ def _with_choices(
     else:
         news = {"prompt": joined}
     # They would be a second copy of what question and answer say.
-    news |= {**dict.fromkeys((*columns, label), "None"), "answer": _code_of(chosen, right, label)}
+    news |= dict.fromkeys((*columns, label), "None")
+    # Next to an answer it would say whether that is a good one.
+    news |= dict.fromkeys((name for name in VERDICTS if name in values[0]), "None")
+    news["answer"] = _code_of(chosen, right, label)
     counted = f", counted from {right.first}," if right.by == "number" else ""
     text = f"{path} holds a multiple choice: `{label}` says{counted} which of {in_list(columns)} is right"
     return f"{text}; answers are learned as texts. {program(path, news)}"

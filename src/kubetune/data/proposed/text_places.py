@@ -83,6 +83,10 @@ class Place(NamedTuple):
             return 1
         return len(Place(self.keys[: self.keys.index(0)]).of(value) or ())
 
+    def has_several(self, values: Sequence[Value]) -> bool:
+        """True if it is the first of several values in some record."""
+        return any(self.number_in(value) > 1 for value in values)
+
 
 def place_of_text(values: Sequence[Value], name: str) -> Place | None:
     """Return where the text of a column is in all records, if one can be told from the others; None without one."""
@@ -128,6 +132,9 @@ def is_structured(values: Sequence[Value], name: str) -> bool:
         if not objects or len(objects) < len(items):
             return False
         for key in (key for part in objects for key in part):
+            # Columns of a table have a value by the number of each row.
+            if key.isdigit():
+                return False
             is_called_so = words_of_name(key)[-1:] in ([word] for word in _PARTS)
             if is_called_so or names_metadata(key) or names_other_texts(key):
                 return False
@@ -184,7 +191,7 @@ def _is_object(text: str) -> bool:
 
 def is_first_right(values: Sequence[Value], place: Place) -> bool:
     """True if the text of a place is a right answer: the only one, or the first of which none is told to be better."""
-    if all(place.number_in(value) == 1 for value in values):
+    if not place.has_several(values):
         return True
     # Several completions are attempts; several answers of a question are right, unless something tells them apart.
     if "answer" not in words_of_name(place.column):
@@ -225,8 +232,7 @@ def place_of_question(values: Sequence[Value], columns: Mapping[str, str]) -> Pl
         return Place((name,))
     if name:
         place = place_of_text(values, name)
-        is_one = place is not None and all(place.number_in(value) == 1 for value in values)
-        return place if is_one else None
+        return None if place is None or place.has_several(values) else place
 
     texts: dict[str, list[str]] = {}
     for name in values[0]:
