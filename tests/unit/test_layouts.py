@@ -300,6 +300,7 @@ def test_the_text_that_is_the_answer_is_learned(
         '{"question": "Who is {n}?", "answers": {"text": ["It is he.", "She, {n}."], "score": [1, 5]}}',
         '{"question": "Who is {n}?", "answer": ["It is he.", "She, {n}."], "is_correct": [false, true]}',
         '{"question": "Who is {n}?", "possible_answers": ["It is he.", "She, {n}."]}',
+        '{"prompt": "Who is {n}?", "turns": 1, "answers": [{"answer": "He.", "score": 2}, {"answer": "She.", "score": 5}]}',
         '{"question": "Who is {n}?", "plausible_answers": ["It is he."], "answers": ["He {n}.", "X."], "votes": [0, 1]}',
         '{"question": "Which are even, {n}?", "options": ["2", "3", "4"], "answer": ["A", "C"]}',
         '{"question": "Who is {n}?", "answer": [{"role": "assistant", "content": "He {n}."}, {"role": "user", '

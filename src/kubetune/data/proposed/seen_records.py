@@ -138,6 +138,10 @@ def _names_in(records: Sequence[Record]) -> dict[str, str]:
 def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[str, str | None]:
     """Return the key that stands for each of our names."""
     by_name = {expected: _find(expected, names) for expected in _OTHER_NAMES}
+    # `turns` may be their number.
+    talk = by_name["messages"] or ""
+    if not any(isinstance(record.value.get(talk), (list, str)) for record in records):
+        by_name["messages"] = None
     # A `filename` may be that of the text, too.
     image = by_name["image"]
     if image is not None:
