@@ -74,7 +74,7 @@ CHATS = [chat(f"question {i}", f"answer {i}") for i in range(8)]
 PLAIN = [{"text": f"text number {i}"} for i in range(4)]
 
 
-def labelled(*labels: str) -> list[Record | None]:
+def labelled(*labels: Any) -> list[Record | None]:
     return [{"text": f"text {i}", "label": label} for i, label in enumerate(labels)]
 
 
@@ -242,6 +242,12 @@ CASES = {
         labelled(*(f"{number}%" for number in range(40))),
         {"task": "sequence_classification"},
         "Write them as numbers",
+    ),
+    "numbers that are marks": Case(
+        "label -999 of 2 of 6 rows of train lies far from all others, and is predicted as they are",
+        labelled(0.5, 3.75, -999, 1.25, 2.5, -999),
+        {"task": "sequence_classification"},
+        "Leave these records out",
     ),
     "answers": Case(
         "train: chosen answers have ",

@@ -6,6 +6,7 @@ import pytest
 
 from kubetune.data.text.odd_labels import (
     joined_labels,
+    marks_among_numbers,
     spelt_numbers,
     unlabelled_marks,
     unlabelled_words,
@@ -54,6 +55,24 @@ def test_marks_of_no_label(names: list[str], marks: list[str], words: list[str])
 )  # fmt: skip
 def test_several_classes_in_one_text(names: list[str], joined: list[str]) -> None:
     assert list(joined_labels(names)) == joined
+
+
+@pytest.mark.parametrize(
+    ("numbers", "marks"),
+    [
+        (["0.5", "3.75", "-999"], ["-999"]),
+        (["1", "5", "2.5", "99"], ["99"]),
+        (["1", "5", "2.5", "-9"], ["-9"]),
+        (["0.2", "0.4", "-1"], ["-1"]),
+        (["-1", "0", "0.9"], []),
+        (["17.5", "95", "99"], []),
+        (["0.5", "3.75", "-500"], []),
+        (["100", "2500.5", "999"], []),
+        (["-999"], []),
+    ],
+)
+def test_numbers_that_mark_a_missing_one(numbers: list[str], marks: list[str]) -> None:
+    assert marks_among_numbers(dict.fromkeys(numbers, 2)) == dict.fromkeys(marks, 2)
 
 
 @pytest.mark.parametrize("form", ["{}%", "${}.50", "{},5", "€ {}", "1,{:03}"])

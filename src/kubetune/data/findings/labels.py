@@ -112,6 +112,20 @@ def _labels_spelt(counts: SplitCounts) -> Iterator[Finding]:
         )
 
 
+def _number_marks(counts: SplitCounts) -> Iterator[Finding]:
+    """Find numbers to predict that mark rows without one, such as -999."""
+    marks = counts.stats.get("number_marks", {})  # older counts lack it
+    number = sum(marks.values())
+    if number:
+        yield counts.finding(
+            "warning",
+            "number_marks",
+            f"label {', '.join(marks)} of {counts.rows(number)} lies far from all others, and is predicted as they are",
+            number,
+            advice="Leave these records out if it marks such as have no label",
+        )
+
+
 def _named(labels: Sequence[str]) -> str:
     """Return the first labels for a sentence."""
     names = ", ".join(f"`{label}`" for label in labels[:MOST_NAMES])
@@ -138,4 +152,5 @@ LABEL_FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _labels_joined,
     _labels_spelt,
     _label_below_zero,
+    _number_marks,
 )

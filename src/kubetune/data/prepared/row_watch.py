@@ -22,6 +22,7 @@ from kubetune.data.reading.sources import count_rows, locate
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
 from kubetune.data.text.class_labels import Labels
+from kubetune.data.text.odd_labels import marks_among_numbers
 from kubetune.plan.base_model import embeddings_of
 
 # Rows that are compared at once: a dict of so many digests takes about 100 MB.
@@ -150,6 +151,7 @@ class RowWatch:
             "largest_id": seen.largest_id,
             "unknown_ids": {"known": self._known_ids, "rows": seen.unknown},
             "classes": self._classes(seen),
+            "number_marks": self._number_marks(seen),
             "available": [_available(source) for source in self._sources[split]],
             **seen.repeats(),
         }
@@ -162,6 +164,12 @@ class RowWatch:
         if self._labels is None or self._labels.problem_type == "regression":
             return {}
         return {name: seen.classes[name] for name in self._labels.names}
+
+    def _number_marks(self, seen: _SeenRows) -> dict[str, int]:
+        """Return the rows whose number to predict marks a missing one, by this number; nothing for classes."""
+        if self._labels is None or self._labels.problem_type != "regression":
+            return {}
+        return marks_among_numbers(seen.classes)
 
     def _in_train(self, split: Split) -> JsonObject:
         """Return the number of rows of a split that are in train too, and of those that are the same records."""

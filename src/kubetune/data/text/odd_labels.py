@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from kubetune.data.text.class_labels import number_of
@@ -20,6 +20,9 @@ _MAY_BE_NO_LABEL: Final = frozenset((
     "not available", "not applicable", "empty", "blank",
 ))  # fmt: skip
 _SIGNS: Final = frozenset(string.punctuation + "–—…")
+# How tables of numbers mark one that is missing, and how far it is from the others, in widths of their range.
+_MARK: Final = re.compile(r"-1|-?9{2,}|-9")
+_FAR: Final = 1.5
 # What stands between several classes in one text.
 _SEPARATORS: Final = "|;,/+&\n\t"
 # An amount of money, a share, or a number with a comma.
@@ -53,6 +56,23 @@ def unlabelled_words(names: Collection[str]) -> list[str]:
 def _written(name: str) -> str:
     """Return a name as the lists above have it: `Not_Labelled` as `not labelled`."""
     return re.sub(r"[\s_-]+", " ", name).strip(" ()[]").casefold()
+
+
+def marks_among_numbers(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers to predict that mark rows without one, each with its rows: -999 beside 0.5 to 3.75.
+
+    A mark is written with nines, or is -1, and lies far from all other numbers. `counts`: rows by number.
+    """
+    marks = [name for name in counts if _MARK.fullmatch(name)]
+    others = [float(name) for name in counts if name not in marks]
+    if not others:
+        return {}
+    far = _FAR * (max(others) - min(others))
+    return {
+        mark: counts[mark]
+        for mark in marks
+        if not min(others) - far <= float(mark) <= max(others) + far
+    }
 
 
 def joined_labels(names: Collection[str]) -> dict[str, list[str]]:
