@@ -189,7 +189,7 @@ class Tool:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # by path, where ours are others
     # The same for some runs, by what they do: `lora`, a kind of learning such as `grpo`, a loss such as `simpo`.
     defaults_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    kind_of_a_key: Mapping[str, str] = field(default_factory=dict)  # where no key names the kind
+    kind_of_a_key: Mapping[str, str] = field(default_factory=dict)  # by names, if no key names it
     rewards: Mapping[str, Reward] = field(default_factory=dict)  # by the tool's names
     command: ToolCommand | None = None  # its command in a script
     has_sections: bool = False  # keys of nested sections are joined by dots

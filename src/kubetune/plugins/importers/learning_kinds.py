@@ -102,7 +102,9 @@ def _kind(draft: Draft) -> tuple[str, str]:
     if draft.command in _TASKS:
         return f"trl {draft.command}", str(draft.command)
     if not draft.command:
-        for key, kind in draft.tool.kind_of_a_key.items():
-            if draft.get(key) is not None and draft.get(key) is not False:
-                return key, kind
+        for keys, kind in draft.tool.kind_of_a_key.items():
+            for key in keys.split():
+                value = draft.get(key)
+                if value is not None and value is not False:
+                    return key, kind
     return "", ""
