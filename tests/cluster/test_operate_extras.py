@@ -181,8 +181,8 @@ def test_a_run_is_submitted_from_the_form_and_seen_in_the_namespace(
                 "kubernetes.storage.outputs.size": "1Gi",
             })  # fmt: skip
             # The check of the form says what `submit` would. The button leads to that then.
-            wait(tab, "document.querySelector('#problems').textContent.includes('not in the pods')")
-            assert f"{model} is not in the pods" in tab.inner_text("#problems")
+            wait(tab, "document.querySelector('#settings').textContent.includes('not in the pods')")
+            assert f"{model} is not in the pods" in tab.inner_text("#settings")
             tab.click("#submit")
             assert "was submitted" not in tab.inner_text("#output")
             fill(
