@@ -1,12 +1,16 @@
-"""Record a terminal session as a small GIF: `python scripts/record_demo.py docs/images/demo.gif -- scripts/demo`.
+"""Record a terminal session, and the page of its run, as a small GIF:
+
+    python -m scripts.record_demo docs/images/demo.gif outputs/demo/run -- scripts/demo
 
 The command runs in a terminal of its own, and what its screen showed becomes the picture: nothing is drawn by hand. Time
-runs faster where little happens, so that a minute takes some seconds; the last screen stays. Needs the extra [docs].
+runs faster where little happens, so that a minute takes some seconds. The last screen stays, then comes the page of the
+run in a headless Chromium. Needs that, and the extras [test] and [docs].
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import pty
 import select
@@ -19,13 +23,19 @@ import matplotlib
 import pyte
 from PIL import Image, ImageDraw, ImageFont
 
+from tests import browser
+from tests.run.test_ui_clicked import Server
+
 COLUMNS = 100
 ROWS = 26
 FONT_SIZE = 14  # pixels
 PADDING = 12  # pixels around the text
 FRAME_SECONDS = 0.5  # of the session, between two pictures of the screen
 SHOWN_SECONDS = 0.1  # of the GIF, for each of these pictures
-LAST_SECONDS = 6.0  # of the GIF, for the last screen
+MOST_SCREENS = 50  # of the GIF; of a longer session every other picture is shown, or every third …
+LAST_SECONDS = 5.0  # of the GIF, for the last screen and for the page
+PAGE_WIDTH = 1060  # pixels of the window that is drawn as wide as the terminal
+PAGE_COLOURS = 96
 BACKGROUND = (13, 17, 23)
 COLOURS = {
     "default": (230, 237, 243),
@@ -113,8 +123,29 @@ def draw(picture: Picture, font: ImageFont.FreeTypeFont) -> Image.Image:
     return image
 
 
-def write(pictures: list[Picture], path: Path) -> None:
-    """Write the GIF: one palette for all pictures, since each of them has the same few colours."""
+def page_of(run_dir: Path, size: tuple[int, int]) -> Image.Image:
+    """Return what a browser shows of a run, in a window of the shape of `size`."""
+    width, height = size
+    errors: list[str] = []
+    with browser.opened(errors) as page:
+        server = Server(run_dir.parent)
+        try:
+            server.enter(page)
+            page.set_viewport_size({"width": PAGE_WIDTH, "height": PAGE_WIDTH * height // width})
+            page.goto(f"{server.address}/run?dir={run_dir.name}")
+            # Charts are drawn when their place is known.
+            page.wait_for_timeout(1000)
+            shown = page.screenshot()
+        finally:
+            server.end()
+    if errors:
+        raise SystemExit("\n".join(["the browser complained:", *errors]))
+    return Image.open(io.BytesIO(shown)).convert("RGB").resize(size, Image.Resampling.LANCZOS)
+
+
+def write(pictures: list[Picture], run_dir: Path, path: Path) -> None:
+    """Write the GIF. All screens have one palette, since each of them has the same few colours; the page has its own."""
+    pictures = pictures[: -1 : 1 + len(pictures) // MOST_SCREENS] + pictures[-1:]
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     font = ImageFont.truetype(fonts / "DejaVuSansMono.ttf", FONT_SIZE)
     palette = draw(pictures[-1], font).quantize(32)
@@ -122,7 +153,9 @@ def write(pictures: list[Picture], path: Path) -> None:
         draw(picture, font).quantize(palette=palette, dither=Image.Dither.NONE)
         for picture in pictures
     ]
-    durations = [round(SHOWN_SECONDS * 1000)] * (len(frames) - 1) + [round(LAST_SECONDS * 1000)]
+    durations = [round(SHOWN_SECONDS * 1000)] * (len(frames) - 1) + [round(LAST_SECONDS * 1000)] * 2
+    page = page_of(run_dir, frames[-1].size)
+    frames.append(page.quantize(PAGE_COLOURS, dither=Image.Dither.NONE))
     frames[0].save(
         path, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True
     )
@@ -131,7 +164,8 @@ def write(pictures: list[Picture], path: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="the GIF to write")
+    parser.add_argument("run", type=Path, help="the run directory that the command makes")
     parser.add_argument("command", nargs="+", help="what to run, after --")
     arguments = parser.parse_args()
-    write(record(arguments.command), arguments.file)
+    write(record(arguments.command), arguments.run, arguments.file)
     print(f"{arguments.file}: {arguments.file.stat().st_size / 1024:.0f} KiB")
