@@ -37,6 +37,8 @@ _SUBJECT_NAMES: Final = frozenset((
     "source_text", "reference_text", "input_text", "support", "supporting_text", "search_result", "retrieved",
     "knowledge_base", "content",
 ))  # fmt: skip
+# Last words of names of questions.
+_ASKED: Final = frozenset((*QUESTIONS, "prompt", "request", "inquiry", "q"))
 _THOUGHTS: Final = frozenset(
     ("reasoning", "thinking", "thought", "cot", "rationale", "scratchpad", "think")
 )
@@ -87,6 +89,16 @@ def names_thought(name: str) -> bool:
     if name.lower() == "chain":
         return True
     return not _THOUGHTS.isdisjoint((*words_of_name(name), *words_of_name(name.lower())))
+
+
+def names_question(name: str) -> bool:
+    """True if a column is called like what somebody asks: `user_question`, `queryText`, `q`."""
+    words = words_of_name(name)
+    if len(words) > 1 and words[-1] == "text":
+        words.pop()
+    # A `system_prompt` asks nothing.
+    is_aside = names_bad_answer(name) or not {"system", "sys"}.isdisjoint(words)
+    return bool(words) and words[-1] in _ASKED and not is_aside
 
 
 def names_answer(name: str) -> bool:

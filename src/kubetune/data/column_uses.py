@@ -19,6 +19,7 @@ from kubetune.data.column_names import (
     names_bad_answer,
     names_form,
     names_metadata,
+    names_question,
     names_subject,
     names_test,
     names_thought,
@@ -28,6 +29,7 @@ from kubetune.data.column_names import (
 from kubetune.data.record_values import (
     RecordValue,
     count_words,
+    is_empty,
     is_number,
     is_prose,
     is_thought,
@@ -189,9 +191,38 @@ def _whole(chosen: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, s
 
 def likely_columns(value: RecordValue) -> dict[str, str]:
     """Return the columns of a record that may be its prompt, its answer and the thoughts before it; none in doubt."""
+    prompt, completion = _likely_pair(value)
+    if not prompt or not completion:
+        return {}
+    columns = {"prompt": prompt, "completion": completion}
+    if two_answers(renamed(value, columns), {}) is not None:
+        return {}
+    subjects = [name for name in value if names_subject(name) and not is_empty(value[name])]
+    if subjects:
+        columns = with_subject(subjects[0], value, columns)
+    if len(subjects) > 1 or not columns:
+        return {}
+
+    thoughts = []
+    for name, text in value.items():
+        if names_thought(name) and is_thought(text) and not is_number(text):
+            thoughts.append(name)
+    if len(thoughts) == 1:
+        # A plain prompt has no place for them.
+        about = {key: name for key, name in columns.items() if key == "input"}
+        columns = {"instruction": prompt, **about, "output": completion}
+        columns["reasoning_content"] = thoughts[0]
+    return {key: name for key, name in columns.items() if key != name}
+
+
+def _likely_pair(value: RecordValue) -> tuple[str, str]:
+    """Return the columns of a record that may be its prompt and its answer; empty in doubt."""
     texts = [name for name, text in value.items() if _may_be_learned(name, text)]
     by_name = {name.lower(): name for name in texts}
     prompt = next((by_name[name] for name in PROMPTS if name in by_name), "")
+    if not prompt:
+        asked = [name for name in texts if names_question(name)]
+        prompt = asked[0] if len(asked) == 1 else ""
     completion = next((by_name[name] for name in ANSWERS if name in by_name), "")
     others = [name for name in texts if name != prompt and not names_subject(name)]
     if prompt and not completion and len(others) == 1:
@@ -204,26 +235,8 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
     if not prompt and not completion and len(others) == 2 and is_alone:
         words = words_of_name(re.sub(r"\d", "", others[0]))
         if set(ANSWERS).isdisjoint(words):
-            prompt = others[0]
-            completion = others[1]
-    if not prompt or not completion:
-        return {}
-
-    columns = {"prompt": prompt, "completion": completion}
-    if two_answers(renamed(value, columns), {}) is not None:
-        return {}
-    thoughts = []
-    for name, text in value.items():
-        if names_thought(name) and is_thought(text) and not is_number(text):
-            thoughts.append(name)
-    if len(thoughts) == 1:
-        # A plain prompt has no place for them.
-        columns = {
-            "instruction": prompt,
-            "output": completion,
-            "reasoning_content": thoughts[0],
-        }
-    return {key: name for key, name in columns.items() if key != name}
+            return others[0], others[1]
+    return prompt, completion
 
 
 def _may_be_learned(name: str, text: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.column_names import ANSWERS, TALKS
+from kubetune.data.column_names import ANSWERS, PROMPTS, TALKS
 from kubetune.data.proposed.answers_as_texts import as_text
 from kubetune.data.proposed.multiple_choice import from_label, into_question
 from kubetune.data.proposed.proposal import ReasonedChoice, values_of
@@ -93,13 +93,19 @@ def _columns_of_texts(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]
     # The readers say what two answers are for: neither must be taken for the prompt.
     if by_name["chosen"] and by_name["rejected"]:
         return {}
+    has_both = by_name["prompt"] and by_name["completion"]
+    # The readers would ask an `input` that a question under another name is about.
+    is_about_input = (
+        by_name["prompt"] != seen.names.get("input") and by_name["prompt"] not in PROMPTS
+    )
+    if has_both and is_about_input and "input" in seen.names:
+        return _with_input(seen)
     if not can_be_read(first, "text"):
         columns = _columns_by_name(seen, path)
         # Its names say now which text is the question.
         return _with_subject("text", seen, path) or columns
     # {"prompt": …, "solution": …} is known, but as a prompt whose answers are rewarded.
     names = _other_columns(("prompt", "completion"), by_name)
-    has_both = by_name["prompt"] and by_name["completion"]
     if has_both and not has_answer(first, {}) and has_answer(first, values_of(names)):
         return names
     return {}
@@ -123,6 +129,15 @@ def _columns_by_name(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
         if all(by_name[key] for key in expected):
             return _other_columns(expected, by_name)
     raise DataError(unknown(seen, path))
+
+
+def _with_input(seen: SeenRecords) -> dict[str, ReasonedChoice]:
+    """Return our names of the columns of a question, its answer, and the `input` that the question is about."""
+    by_name = seen.by_name
+    names = {"instruction": by_name["prompt"], "input": seen.names["input"]}
+    return _other_columns(tuple(names), names) | _other_columns(
+        ("output",), {"output": by_name["completion"]}
+    )
 
 
 def _texts_beside(seen: SeenRecords, name: str | None) -> list[str]:

@@ -14,13 +14,16 @@ from kubetune.data.column_names import (
     RIGHT_ANSWERS,
     names_bad_answer,
     names_metadata,
+    names_question,
     names_subject,
 )
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.labelled import pair_in
 from kubetune.data.reading.record import Record
-from kubetune.data.record_values import RecordValue
+from kubetune.data.record_values import RecordValue, is_empty
 
+# Texts that are asked about. Without another question they are what is asked.
+_SUBJECTS_ALONE: Final = ("source", "context")
 # What columns are called elsewhere: our name, and the others in the order in which they are believed.
 _OTHER_NAMES: Final = {
     "messages": ("messages", "conversation", "dialog", "dialogue", "chat", "turns"),
@@ -28,7 +31,7 @@ _OTHER_NAMES: Final = {
     "rejected": ("rejected", "dispreferred", "loser", "worse", "response_rejected"),
     "image": ("image", "image_path", "image_file", "file_name", "filename", "img", "picture"),
     "prompt": (
-        "prompt", *QUESTIONS, "input", "request", "user", "human", "source", "context", "q",
+        "prompt", *QUESTIONS, "input", "request", "user", "human", *_SUBJECTS_ALONE,
     ),
     "completion": (
         *ANSWERS, "reply", "assistant", "bot", "target", "summary", "highlights", "tldr", "translation",
@@ -142,6 +145,12 @@ def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[s
     talk = by_name["messages"] or ""
     if not any(isinstance(record.value.get(talk), (list, str)) for record in records):
         by_name["messages"] = None
+    # A text is not asked while another column is called like the question about it.
+    about = (None, *map(names.get, ("input", *_SUBJECTS_ALONE)))
+    if by_name["prompt"] in about:
+        asked = [key for key in names.values() if names_question(key)]
+        if len(asked) == 1 and _is_text(records, asked[0]):
+            by_name["prompt"] = asked[0]
     # A `filename` may be that of the text, too.
     image = by_name["image"]
     if image is not None:
@@ -149,6 +158,12 @@ def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[s
         if not any(_is_image(value) for value in values):
             by_name["image"] = None
     return by_name
+
+
+def _is_text(records: Sequence[Record], name: str) -> bool:
+    """True if the first value of a column is a text."""
+    held = (record.value.get(name) for record in records)
+    return isinstance(next((value for value in held if not is_empty(value)), None), str)
 
 
 def _is_image(value: Any) -> bool:
