@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,46 @@ def test_advice_leaves_no_text_out_that_is_asked_about(
     value: dict[str, Any], columns: dict[str, str]
 ) -> None:
     assert likely_columns(value) == columns
+
+
+MESSAGES = [{"role": "user", "content": ASKED}]
+CHOICES = {"choices": ["There are {n}.", "There are none.", "There is one."]}
+LETTERS = {"A": "all", "B": "none", "C": "one"}
+
+
+@pytest.mark.parametrize(
+    "said", ["ground_truth", "solution", "target", "final_answer", "response", "reply"]
+)
+@pytest.mark.parametrize(
+    "about", [{"passage": ABOUT}, CHOICES, {"documents": [{"text": ABOUT}]}, LETTERS]
+)
+@pytest.mark.parametrize("asked", [{"prompt": MESSAGES}, {"messages": MESSAGES}])
+def test_columns_that_init_chooses_leave_no_text_out(
+    asked: dict[str, Any], about: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same records with their columns under the names that the readers know are refused as well."""
+    talk = next(iter(asked))
+    answer = "C" if about is LETTERS else "one"
+    if about is LETTERS and talk != "prompt":
+        pytest.skip("single letters beside a conversation may be anything")
+    rows = [json.dumps({**asked, **about, said: answer}).replace("{n}", str(n)) for n in range(40)]
+    Path("d.jsonl").write_text("\n".join(rows))
+    code = cli.main(["init", "d.jsonl", "-o", "run.yaml"])
+    text = " ".join(capsys.readouterr().err.split())
+    if Path("run.yaml").exists():
+        # A text may be the message of the system.
+        assert code == 0
+        assert "passage" in load_config(Path("run.yaml")).data.train[0].columns.values()
+        return
+    assert code == 2
+    if "prompts without right answers" in text:
+        return
+    assert f"has `{next(iter(about))}`" in text
+    assert "would be left out" in text
+    # What is advised to leave it out is read so.
+    advised = re.search(r"give `columns: {([^}]*)}` to leave", text)
+    if advised is not None:
+        pairs = [pair.replace(": ", "=") for pair in advised[1].split(", ")]
+        if talk == "messages":
+            pairs += ["--task", "grpo"]
+        assert cli.main(["init", "d.jsonl", "-o", "run.yaml", "--columns", *pairs]) == 0

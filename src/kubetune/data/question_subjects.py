@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from kubetune.data.choices import choices_of
@@ -108,8 +109,17 @@ def subject_columns(
     return with_subject(name, value, columns)
 
 
-def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool) -> None:
-    """Raise ValueError for a text that a question is about, and that would be left out."""
+def require_subjects(
+    value: RecordValue,
+    columns: Mapping[str, str],
+    *,
+    needs_answer: bool,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise ValueError for a text that a question is about, and that would be left out.
+
+    `columns`: of the run file. `names`: the file's, by those of the record, where somebody else than the user chose them.
+    """
     left = left_subjects(value, columns, needs_answer=needs_answer)
     answer = key_of(ANSWERS, value, columns)
     # If the answer is no text, the reader says so: no columns make a text of it.
@@ -117,34 +127,49 @@ def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_an
     if not left or (needs_answer and not is_text):
         return
     question = key_of((*TALKS, *PROMPTS), value, {})
-    names = [name for group in left for name in group]
-    it = "it" if len(names) == 1 else "they"
-    listed = in_list(names)
-    has = f"has {listed} beside `{question}`, and {it} would be left out"
+    left_names = [name for group in left for name in group]
+    asked = names.get(question, question)
+    it = "it" if len(left_names) == 1 else "they"
+    has = f"has {in_list(left_names)} beside `{asked}`, and {it} would be left out"
     use = subject_columns(left, value, {})
-    if use and names == ["text"] and needs_answer:
+    if use:
+        use = {key: names.get(name, name) for key, name in use.items()}
+        use = use if "input" in use else {**names, **use}
+    if use and left_names == ["text"] and needs_answer:
         raise ValueError(
-            f"has `text` beside `{question}` and `{answer}`, and either would be lost; give `{in_yaml(use)}` "
-            f"(`{in_words(use)}` beside `--data`) if the question is about it, or `format: text` to learn the text alone"
+            f"has `text` beside `{asked}` and `{names.get(answer, answer)}`, and either would be lost; give "
+            f"`{in_yaml(use)}` (`{in_words(use)}` beside `--data`) if the question is about it, or `format: text` to "
+            "learn the text alone"
         )
     if use:
         raise ValueError(
             f"{has} of the prompt; give `{in_yaml(use)}` "
             f"(`{in_words(use)}` beside `--data`), or name only the other columns to leave it out"
         )
-    answer = key_of(ANSWERS, value, {})
+    into = f"`{asked}`"
+    decided = _without_subjects(value, question, names)
     if question in TALKS:
-        decided = {question: question}
         into = "a message"
-    else:
-        decided = {"instruction": question, **({"output": answer} if answer else {})}
-        into = f"`{question}`"
     its = "its text"
     them = "it"
-    if len(names) > 1:
+    if len(left_names) > 1:
         its = "their texts"
         them = "them"
     raise ValueError(
         f"{has} of the prompt; write {its} into {into} (`kubetune init FILE` gives a program where it can), or give "
         f"`{in_yaml(decided)}` to leave {them} out"
     )
+
+
+def _without_subjects(
+    value: RecordValue, question: str, names: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the `columns` by which only the question and its answer are read."""
+    answer = key_of(ANSWERS, value, {})
+    # Messages stay under the name that says so.
+    if question in TALKS or not isinstance(value[question], str):
+        return {question: question, **names}
+    decided = {"instruction": names.get(question, question)}
+    if answer:
+        decided["output"] = names.get(answer, answer)
+    return decided

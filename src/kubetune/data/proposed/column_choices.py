@@ -13,7 +13,8 @@ from kubetune.data.proposed.proposal import ReasonedChoice, values_of
 from kubetune.data.proposed.seen_records import SeenRecords
 from kubetune.data.proposed.trial_reading import can_be_read, has_answer
 from kubetune.data.proposed.unknown_columns import unknown
-from kubetune.data.question_subjects import left_subjects, subject_columns
+from kubetune.data.question_subjects import left_subjects, require_subjects, subject_columns
+from kubetune.data.reading.record_problems import Problems
 from kubetune.data.record_values import RecordValue, key_of, renamed
 from kubetune.data.right_answers import require_right_answer
 from kubetune.errors import DataError
@@ -57,25 +58,37 @@ def columns_of(
     kind: RecordKind, seen: SeenRecords, source: SourceConfig
 ) -> dict[str, ReasonedChoice]:
     """Return our names of columns that have others. Raise DataError where no column is known."""
-    by_name = seen.by_name
-    images = _other_columns(("image",), by_name)
     if kind == "labelled":
         _require_text_for_label(seen, source)
     if source.columns:
         named = {key: ReasonedChoice(name, "as given") for key, name in source.columns.items()}
-        return images | named if kind == "text" else named
-    if kind != "labelled":
-        subject = _with_subject(kind, seen, source.path)
-        if subject:
-            if kind == "text":
-                _require_right_answer(seen, values_of(subject))
-            return images | subject
-    if kind == "text":
-        columns = _columns_of_texts(seen, source.path)
-        _require_right_answer(seen, values_of(columns))
-        return images | columns
-    if kind == "labelled" and by_name["text_pair"]:
+        return _other_columns(("image",), seen.by_name) | named if kind == "text" else named
+    if kind == "labelled":
+        return _columns_of_labels(seen)
+    columns = _guessed_columns(kind, seen, source.path)
+    _require_all_learned(kind, seen, values_of(columns))
+    return columns
+
+
+def _columns_of_labels(seen: SeenRecords) -> dict[str, ReasonedChoice]:
+    """Return our names of a text, or of two, and of their label."""
+    by_name = seen.by_name
+    if by_name["text_pair"]:
         return _other_columns(("text", "text_pair", "label"), by_name)
+    if can_be_read(seen.records[0], "labelled"):
+        return {}
+    return _other_columns(_EXPECTED["labelled"], by_name)
+
+
+def _guessed_columns(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
+    """Return our names of columns of questions and answers, by what they are called."""
+    by_name = seen.by_name
+    images = _other_columns(("image",), by_name)
+    subject = _with_subject(kind, seen, path)
+    if subject:
+        return images | subject
+    if kind == "text":
+        return images | _columns_of_texts(seen, path)
     if can_be_read(seen.records[0], kind):
         return {}
     return _other_columns(_EXPECTED[kind], by_name)
@@ -177,16 +190,24 @@ def _with_subject(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, R
     return {}
 
 
-def _require_right_answer(seen: SeenRecords, columns: Mapping[str, str]) -> None:
-    """Raise DataError for two answers that differ: names that are guessed here decide nothing."""
-    # Where the reader knows the answer by itself, it says so.
-    if columns.keys().isdisjoint(ANSWERS):
+def _require_all_learned(kind: RecordKind, seen: SeenRecords, columns: Mapping[str, str]) -> None:
+    """Raise DataError for what the readers would refuse if they had found these `columns` by themselves.
+
+    A user who names an answer has seen the columns beside it. Names that are guessed here decide nothing.
+    """
+    # Where no columns name an answer, the readers say it.
+    if columns.keys().isdisjoint((*TALKS, *PROMPTS, *ANSWERS, "chosen", "rejected")):
         return
+    problems = Problems()
     for record in seen.records:
+        value = _renamed(record.value, columns)
         try:
-            require_right_answer(_renamed(record.value, columns), {}, names=columns)
+            require_subjects(value, {}, needs_answer=kind == "text", names=columns)
+            if kind == "text":
+                require_right_answer(value, {}, names=columns)
         except ValueError as error:
-            raise DataError(f"{record.where}: {error}. Nothing was written.") from None
+            problems.add(record.where, str(error))
+    problems.raise_if_any()
 
 
 def _require_text_for_label(seen: SeenRecords, source: SourceConfig) -> None:
