@@ -17,6 +17,7 @@ from kubetune.data.question_subjects import left_subjects, require_subjects, sub
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.record_values import RecordValue, key_of, renamed
 from kubetune.data.right_answers import require_right_answer
+from kubetune.data.single_messages import require_whole_conversation, speaker_column
 from kubetune.errors import DataError
 
 # What a column is taken as, by our name of it.
@@ -92,6 +93,30 @@ def _guessed_columns(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str
     if can_be_read(seen.records[0], kind):
         return {}
     return _other_columns(_EXPECTED[kind], by_name)
+
+
+def require_whole_conversations(seen: SeenRecords, kind: RecordKind) -> None:
+    """Raise DataError for texts to learn that are one message of a conversation each."""
+    by_name = seen.by_name
+    if kind not in ("text", "labelled") or by_name["messages"] or by_name["completion"]:
+        return
+    label = by_name["label"]
+    is_class = label is not None and seen.facts[label].is_class(label, records=len(seen.records))
+    # Messages with a class of their own, such as an intent, are for a classifier.
+    if is_class and label != speaker_column(seen.first):
+        return
+    texts = seen.texts()
+    text = by_name["text"] or (texts[0] if len(texts) == 1 else None)
+    if text is None:
+        return
+    names = {"text": text} if text != "text" else {}
+    problems = Problems()
+    for record in seen.records:
+        try:
+            require_whole_conversation(renamed(record.value, names), names)
+        except ValueError as error:
+            problems.add(record.where, str(error))
+    problems.raise_if_any()
 
 
 def taken_as(key: str, name: str) -> ReasonedChoice:
@@ -196,7 +221,7 @@ def _require_all_learned(kind: RecordKind, seen: SeenRecords, columns: Mapping[s
     A user who names an answer has seen the columns beside it. Names that are guessed here decide nothing.
     """
     # Where no columns name an answer, the readers say it.
-    if columns.keys().isdisjoint((*TALKS, *PROMPTS, *ANSWERS, "chosen", "rejected")):
+    if columns.keys().isdisjoint((*TALKS, *PROMPTS, *ANSWERS, "chosen", "rejected", "text")):
         return
     problems = Problems()
     for record in seen.records:
@@ -205,6 +230,8 @@ def _require_all_learned(kind: RecordKind, seen: SeenRecords, columns: Mapping[s
             require_subjects(value, {}, needs_answer=kind == "text", names=columns)
             if kind == "text":
                 require_right_answer(value, {}, names=columns)
+            if kind == "text" and "text" in columns:
+                require_whole_conversation(value, columns)
         except ValueError as error:
             problems.add(record.where, str(error))
     problems.raise_if_any()

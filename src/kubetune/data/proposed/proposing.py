@@ -17,7 +17,7 @@ from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.column_words import lacking
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.proposed.bare_images import require_no_bare_images
-from kubetune.data.proposed.column_choices import columns_of, taken_as
+from kubetune.data.proposed.column_choices import columns_of, require_whole_conversations, taken_as
 from kubetune.data.proposed.proposal import Proposal, ReasonedChoice, values_of
 from kubetune.data.proposed.record_kind import kind_of
 from kubetune.data.proposed.seen_records import SeenRecords
@@ -73,6 +73,8 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
             # Columns mean something else then.
             seen = SeenRecords.of(records)
         kind = of_task
+    elif not source.columns:
+        require_whole_conversations(seen, kind)
     columns = columns_of(kind, seen, source)
     reading = read_all(records, source, kind, values_of(columns))
     if kind == "text" and not source.columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -141,9 +142,9 @@ def _names_in(records: Sequence[Record]) -> dict[str, str]:
 def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[str, str | None]:
     """Return the key that stands for each of our names."""
     by_name = {expected: _find(expected, names) for expected in _OTHER_NAMES}
-    # `turns` may be their number.
+    # `turns` may be their number, and a `chat` one text.
     talk = by_name["messages"] or ""
-    if not any(isinstance(record.value.get(talk), (list, str)) for record in records):
+    if not any(_is_talk(record.value.get(talk)) for record in records):
         by_name["messages"] = None
     # A text is not asked while another column is called like the question about it.
     about = (None, *map(names.get, ("input", *_SUBJECTS_ALONE)))
@@ -158,6 +159,12 @@ def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[s
         if not any(_is_image(value) for value in values):
             by_name["image"] = None
     return by_name
+
+
+def _is_talk(value: Any) -> bool:
+    """True for a list of messages, also as JSON, which tables hold."""
+    is_json = isinstance(value, str) and re.match(r"\s*\[\s*[{\[]", value) is not None
+    return isinstance(value, list) or is_json
 
 
 def _is_text(records: Sequence[Record], name: str) -> bool:

@@ -19,6 +19,7 @@ from kubetune.data.proposed.programs import records_within
 from kubetune.data.proposed.seen_records import SeenRecords
 from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.labelled import pair_in
+from kubetune.data.single_messages import talk_in_words, written_talk
 
 
 def unknown(seen: SeenRecords, path: str) -> str:
@@ -34,6 +35,9 @@ def unknown(seen: SeenRecords, path: str) -> str:
     made = records_within(records, path) or from_parts(records, path)
     if made:
         return made
+    talk = written_talk(seen.first)
+    if talk:
+        return f"{text}. {talk_in_words(talk)}"
     text += ", and none is known as a question with its answer, a text, or a text with its label"
     choices = choices_of(seen.first, "", None)
     of_choices = choices.columns if choices is not None else ()

@@ -31,9 +31,8 @@ from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.reading.taken import read_taken
 from kubetune.data.record_values import RecordValue
+from kubetune.data.single_messages import TREE_KEYS
 from kubetune.errors import DataError
-
-_TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
 
 
 def convert_source(
@@ -301,7 +300,7 @@ def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record
     replies: defaultdict[str, list[RecordValue]] = defaultdict(list)  # by the parent's id
     for record in records:
         counts["read"] += 1
-        if not record.value.keys() >= _TREE_KEYS:
+        if not record.value.keys() >= TREE_KEYS:
             yield record
         elif record.value["parent_id"] is None:
             roots.append(record)

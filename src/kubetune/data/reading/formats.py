@@ -42,7 +42,7 @@ from kubetune.data.reading.messages import (
     read_history,
     read_turn,
 )
-from kubetune.data.reading.preferences import read_answers
+from kubetune.data.reading.preferences import ranked_answers, read_answers
 from kubetune.data.reading.prompts import Answered, with_answer
 from kubetune.data.reading.refusals import (
     DECIDING,
@@ -53,6 +53,11 @@ from kubetune.data.reading.refusals import (
 )
 from kubetune.data.record_values import is_number, is_prose, is_thought, joined_texts, key_of
 from kubetune.data.right_answers import require_right_answer
+from kubetune.data.single_messages import (
+    require_whole_conversation,
+    talk_in_words,
+    written_talk,
+)
 
 Value = Mapping[str, Any]
 
@@ -199,6 +204,7 @@ def detect(
                 # Whoever names the text has seen the other columns.
                 if shape == "text" and "text" not in columns and kind == "text":
                     _require_text_alone(value)
+                    require_whole_conversation(value)
                 return shape
 
     raise ValueError(
@@ -209,6 +215,12 @@ def detect(
 
 def _other_names(value: Value) -> str:
     """Return what one may paste, with columns of this record that fit."""
+    talk = written_talk(value)
+    if talk:
+        return f"; {talk_in_words(talk)}"
+    ranking = ranked_answers(value)
+    if ranking:
+        raise ValueError(ranking)
     columns = likely_columns(value)
     if columns:
         return (

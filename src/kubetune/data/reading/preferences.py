@@ -179,6 +179,22 @@ def _read(
     return examples, record.unused
 
 
+def ranked_answers(value: RecordValue) -> str:
+    """Return what is said of ranked answers, which are more than a pair can hold; empty for a record without any."""
+    answers = value.get("answers")
+    if not isinstance(answers, list) or len(answers) < 2:
+        return ""
+    is_ranking = isinstance(answers[0], Mapping) and "rank" in answers[0]
+    return _ranking_in_words(answers) if is_ranking else ""
+
+
+def _ranking_in_words(answers: Sequence[Any]) -> str:
+    return (
+        f"has {len(answers)} `answers` to one prompt; expected two, `chosen` and `rejected`: make a record of the best with "
+        "one that is worse, or several such"
+    )
+
+
 def _named_answers(
     rest: JsonObject,
     value: RecordValue,
@@ -201,13 +217,8 @@ def _named_answers(
     if chosen is None and not has_talk:
         chosen = _take(rest, COMPLETIONS)
 
-    # Ranked answers are more than a pair can hold.
-    answers = rest.get("answers")
-    if chosen is None and rejected is None and isinstance(answers, list):
-        raise ValueError(
-            f"has {len(answers)} `answers` to one prompt; expected two, `chosen` and `rejected`: make a record of the "
-            "best with one that is worse, or several such"
-        )
+    if chosen is None and rejected is None and isinstance(rest.get("answers"), list):
+        raise ValueError(_ranking_in_words(rest["answers"]))
 
     if rejected is None or (chosen is None and not has_talk):
         raise ValueError(
