@@ -278,6 +278,7 @@ WORDS = [
     "$A\\\nB ${A\\\nB} ${A\\\n:-3}",
     "x$S x\"$S\" $S$S y$S'z' ${S}w",
     "$N x$N $N$N $N'' x$N'y' $N$S\"$N\" ''",
+    "'{a,b}' \"{a,b}\" \\{a,b\\} {a} {} x{}y '{\"a\":1,\"b\":2}' {'a,b'}",
 ]
 
 # Conditions, of which each is decided as bash does, or not at all.
@@ -341,6 +342,15 @@ def test_words_are_those_of_bash(written: str, tmp_path: Path) -> None:
     done = subprocess.run([str(BASH), "-c", script], capture_output=True, text=True, timeout=60)
     by_bash = done.stdout.split("\0")[:-1]
     assert words == by_bash or any(not is_known(word) for word in words)
+
+
+@pytest.mark.parametrize(
+    "word", ["data/{a,b}.jsonl", "{q,v}_proj", "1e-{4,5}", "{1..3}", "x{$A,b}"]
+)
+def test_braces_stand_for_several_words(word: str) -> None:
+    (command,) = read_script(f"trl sft --learning_rate {word} --x {word}y\n").commands
+    doubted = [word.text for word in command.words if word.why]
+    assert len(doubted) == 2, command.words
 
 
 def test_a_word_goes_on_in_the_next_line() -> None:

@@ -249,7 +249,7 @@ _OTHERS = Table(
     ],
     dropped={
         "algorithm.use_kl_in_reward": ("the divergence is a part of the loss", False),
-        "reward_model.enable reward.reward_model.enable": ("rewards by a model are not there", False),
+        "reward_model.enable reward.reward_model.enable": ("name the model in rewards: [{reward_model: …}]", False),
     },
     unneeded={"custom_reward_function.name reward.custom_reward_function.name": "named in rewards"},
 )  # fmt: skip

@@ -29,6 +29,10 @@ _SPLIT = ("simple_expansion", "expansion")
 _BLANKS = re.compile(r"[ \t\n]+")
 
 
+# {a,b} without quotes.
+_BRACES = re.compile(r"(?<!\\)\{[^{}]*,[^{}]*(?<!\\)\}")
+
+
 class Values:
     """Fills in what is known at one place of a script after another."""
 
@@ -83,6 +87,9 @@ class Values:
             return list(value) if "[" in text_of(node) else list(value[:1])
         if value is not None and value.why and node.type != "string" and holds_options(value.text):
             return [Word(word, value.why) for word in value.text.split()]
+        if _is_expanded(node):
+            written = text_of(node)
+            return [Word(written, f"`{written}` stands for several words of a shell")]
         return [Word(text) for text in self.split_texts(node)]
 
     def split_texts(self, node: Node) -> list[str]:
@@ -229,3 +236,16 @@ def _whole_variable(node: Node) -> str:
     if match is None:
         return ""
     return match[1] or match[2]
+
+
+def _is_expanded(node: Node) -> bool:
+    """True for a word with braces that a shell makes several words of: data/{a,b}.jsonl, {1..3}."""
+    parts = node.children if node.type == "concatenation" else [node]
+    literal = ""
+    for part in parts:
+        # The parser ends a word within {$A,b} after the $.
+        if part.type in ("brace_expression", "$"):
+            return True
+        # What is quoted, or a variable's, is not looked into.
+        literal += text_of(part) if part.type == "word" else "x"
+    return _BRACES.search(literal) is not None
