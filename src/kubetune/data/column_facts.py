@@ -6,6 +6,7 @@ Findings name by it what nothing reads, and `kubetune init` chooses by it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -15,11 +16,13 @@ from kubetune.data.column_names import (
     PROMPTS,
     TALKS,
     names_metadata,
+    names_origin,
     names_subject,
     names_thought,
     names_weight,
 )
 from kubetune.data.column_uses import use_of
+from kubetune.data.media import Medium, is_on_web, medium_of
 from kubetune.data.record_values import (
     RecordValue,
     as_integer,
@@ -35,7 +38,7 @@ from kubetune.data.record_values import (
 # How readers call a key of messages.
 _OF_MESSAGES: Final = "messages[]."
 
-Meaning = Literal["subject", "thought", "text", "class", "group", "number", "other"]
+Meaning = Literal["subject", "thought", "text", "class", "group", "number", "medium", "other"]
 
 # Classes of a column: at most so many, in at least so many records. More numbers are counts, ages or scores.
 MOST_CLASSES: Final = 20
@@ -60,6 +63,9 @@ class ColumnFacts:
     phrases: int = 0  # records with several words in it
     repeated: int = 0  # records whose other texts hold it too
     numbers: int = 0  # records with a number in it
+    # records with an image or the like in it
+    media: Counter[Medium] = field(default_factory=Counter)
+    on_web: int = 0  # records whose image or the like lies on the web
     # short values as JSON has them; one more than _MOST_NAMED_CLASSES stands for too many; of lists their items
     values: set[str] = field(default_factory=set)
     is_short: bool = True
@@ -80,6 +86,7 @@ class ColumnFacts:
         self.words += words
         self.phrases += is_phrase(value)
         self.numbers += is_number(value)
+        self._add_medium(value)
         if words and is_held(value, texts):
             self.repeated += 1
         # Several classes of a record are a list of names; a list of numbers is scores.
@@ -94,6 +101,16 @@ class ColumnFacts:
         if is_short and len(self.values) <= _MOST_NAMED_CLASSES:
             self.values.update(str(item).strip() for item in items)
 
+    def _add_medium(self, value: Any) -> None:
+        medium = medium_of(value)
+        if medium is None:
+            return
+        is_away = is_on_web(value)
+        # An address of a document says where a text is from.
+        if not (is_away and medium == "document"):
+            self.media[medium] += 1
+            self.on_web += is_away
+
     def __add__(self, other: ColumnFacts) -> ColumnFacts:
         return ColumnFacts(
             records=self.records + other.records,
@@ -101,6 +118,8 @@ class ColumnFacts:
             phrases=self.phrases + other.phrases,
             repeated=self.repeated + other.repeated,
             numbers=self.numbers + other.numbers,
+            media=self.media + other.media,
+            on_web=self.on_web + other.on_web,
             values=set(sorted(self.values | other.values)[: _MOST_NAMED_CLASSES + 1]),
             is_short=self.is_short and other.is_short,
             is_plain=self.is_plain and other.is_plain,
@@ -114,6 +133,8 @@ class ColumnFacts:
         """Return what the column is. `records`: of all."""
         if not self.records:
             return "other"
+        if self._are_media():
+            return "medium" if self.medium(name) else "other"
         # A prompt has to be that of each record.
         share = 1.0 if name in PROMPTS else _MOSTLY
         if self.repeated >= share * self.records:
@@ -143,6 +164,21 @@ class ColumnFacts:
         if is_weight or self._may_be_predicted(records):
             return "number"
         return "text" if is_text else "other"
+
+    def medium(self, name: str) -> Medium | None:
+        """Return what most records have in the column: an image or the like; None for texts and for where these are from."""
+        if not self._are_media():
+            return None
+        medium = self.media.most_common(1)[0][0]
+        return None if medium == "document" and names_origin(name) else medium
+
+    def _are_media(self) -> bool:
+        return 2 * self.media.total() >= max(self.records, 1)
+
+    @property
+    def is_mostly_on_web(self) -> bool:
+        """True if most of the images and the like are to be loaded from the web."""
+        return 2 * self.on_web > self.records
 
     def mean_words(self) -> float:
         """Return the words of a value, on average."""
@@ -225,6 +261,8 @@ class Columns(dict[str, ColumnFacts]):
             if meaning != "other":
                 facts[name] = {
                     "meaning": meaning,
+                    "medium": of_column.medium(name),
+                    "is_on_web": of_column.is_mostly_on_web,
                     "records": of_column.records,
                     "values": len(of_column.values),
                     "repeated": of_column.repeated,

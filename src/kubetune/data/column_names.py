@@ -52,6 +52,14 @@ _METADATA: Final = frozenset((
     "seed", "hash", "md5", "sha", "sha256", "user", "author", "annotator", "worker", "batch", "shard", "repo",
     "repository", "domain", *_SPLITS,
 ))  # fmt: skip
+# Words of names of columns that say where the text of a record is from, and nothing else: `source_document`, `doc_id`.
+_ORIGINS: Final = frozenset((
+    "source", "origin", "file", "filename", "filepath", "path", "url", "uri", "link", "href", "location", "metadata", "meta",
+    "info", "provenance", "id", "dataset", "reference", "citation",
+))  # fmt: skip
+_OF_ORIGINS: Final = frozenset((
+    *_ORIGINS, "doc", "document", "page", "name", "original", "raw", "local", "text", "data", "ref",
+))  # fmt: skip
 # Words of a value from which on it is a text: a `source` may be a newspaper with its date, a `source_name` only a name.
 _MOST_WORDS: Final = 8
 _MOST_WORDS_ABOUT: Final = 4
@@ -127,6 +135,12 @@ def names_metadata(name: str, words: float = 0) -> bool:
         return False
     most = _MOST_WORDS if of_name[-1] in _METADATA else _MOST_WORDS_ABOUT
     return words < most
+
+
+def names_origin(name: str) -> bool:
+    """True if a column is called like the place that a record is from, and like nothing that is there: `source_file`."""
+    words = words_of_name(name)
+    return not _ORIGINS.isdisjoint(words) and _OF_ORIGINS.issuperset(words)
 
 
 def names_weight(name: str) -> bool:

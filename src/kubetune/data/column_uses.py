@@ -19,6 +19,7 @@ from kubetune.data.column_names import (
     names_bad_answer,
     names_form,
     names_metadata,
+    names_origin,
     names_question,
     names_subject,
     names_test,
@@ -26,6 +27,7 @@ from kubetune.data.column_names import (
     names_truth,
     words_of_name,
 )
+from kubetune.data.media import is_on_web, medium_of
 from kubetune.data.record_values import (
     RecordValue,
     count_words,
@@ -66,6 +68,8 @@ class Roles(NamedTuple):
 
 def use_of(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the `columns` by which a column of a record is used, in the first way that its name and its text allow."""
+    if medium_of(value[name]) is not None:
+        return _as_image(name, value, columns)
     if names_thought(name):
         return _as_thought(name, value, columns)
     for way in (_as_system, with_subject, _as_another_answer, _as_answer_to_text):
@@ -73,6 +77,20 @@ def use_of(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[st
         if use:
             return use
     return {}
+
+
+def _as_image(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the `columns` by which an image is shown beside a question; none for a sound, or if another is shown."""
+    roles = Roles.of(value, columns)
+    has_other = "image" in columns or key_of(("images", "image"), value, columns)
+    if has_other or not (roles.question or roles.talk) or not is_shown(value[name]):
+        return {}
+    return {**columns, "image": name}
+
+
+def is_shown(value: Any) -> bool:
+    """True if a value is an image that a model can be shown: a file, or its bytes, and not one on the web."""
+    return medium_of(value) == "image" and not is_on_web(value)
 
 
 def with_subject(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
@@ -197,7 +215,10 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
     columns = {"prompt": prompt, "completion": completion}
     if two_answers(renamed(value, columns), {}) is not None:
         return {}
-    subjects = [name for name in value if names_subject(name) and not is_empty(value[name])]
+    subjects = []
+    for name, item in value.items():
+        if names_subject(name) and not is_empty(item) and medium_of(item) is None:
+            subjects.append(name)
     if subjects:
         columns = with_subject(subjects[0], value, columns)
     if len(subjects) > 1 or not columns:
@@ -212,6 +233,9 @@ def likely_columns(value: RecordValue) -> dict[str, str]:
         about = {key: name for key, name in columns.items() if key == "input"}
         columns = {"instruction": prompt, **about, "output": completion}
         columns["reasoning_content"] = thoughts[0]
+    images = [name for name, item in value.items() if is_shown(item) and not names_origin(name)]
+    if len(images) == 1:
+        columns["image"] = images[0]
     return {key: name for key, name in columns.items() if key != name}
 
 
@@ -241,7 +265,7 @@ def _likely_pair(value: RecordValue) -> tuple[str, str]:
 
 def _may_be_learned(name: str, text: Any) -> bool:
     """True for a text that may be a prompt or an answer: no id, no thoughts, no bad answer, nothing in JSON."""
-    if names_bad_answer(name) or names_thought(name):
+    if names_bad_answer(name) or names_thought(name) or medium_of(text) is not None:
         return False
     if names_metadata(name, count_words(text)):
         return False

@@ -19,6 +19,7 @@ from kubetune.data.column_names import (
 )
 from kubetune.data.column_uses import with_subject, with_system
 from kubetune.data.column_words import in_list, in_words, in_yaml
+from kubetune.data.media import medium_of
 from kubetune.data.record_values import RecordValue, count_words, is_empty, is_held, key_of, leaves
 
 # Words of names of lists of objects that are about an answer, or that a model is given in another way.
@@ -53,8 +54,8 @@ def left_subjects(
     for name, item in value.items():
         if name in (question, answer, "input", *of_choices):
             continue
-        # By its name alone: a list of numbers is as much of a context as a text.
-        is_subject = names_subject(name) and not is_empty(item)
+        # By its name alone: a list of numbers is as much of a context as a text; the path of a document is none.
+        is_subject = names_subject(name) and not is_empty(item) and medium_of(item) is None
         if name == "text" and not is_talk:
             is_subject = _is_passage(item, value[question], value.get(answer))
         if not is_subject and not is_talk:

@@ -1,4 +1,4 @@
-"""Columns that hold texts or classes, and that nothing reads: what is said of each, and what would use it."""
+"""Columns that hold texts, classes or images, and that nothing reads: what is said of each, and what would use it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from kubetune.data.column_names import (
     ANSWERS,
     PROMPTS,
     names_answer,
+    names_origin,
     names_split,
     names_test,
     names_truth,
     names_weight,
 )
 from kubetune.data.column_words import in_words, in_yaml
+from kubetune.data.left_media import NAMES
 from kubetune.data.verdict_names import says_bad, turned
 
 # What `Columns.to_json` holds of one column.
@@ -44,7 +46,7 @@ def left_out(
     """
     for name, of_column in facts.items():
         meaning: Meaning = of_column["meaning"]
-        if is_rewarded and meaning != "subject":
+        if is_rewarded and meaning not in ("subject", "medium"):
             yield _left_of_prompt(name, of_column)
         else:
             yield _MEANT[meaning](name, of_column, path)
@@ -152,6 +154,28 @@ def _left_numbers(name: str, of_column: Facts, path: str) -> LeftOut:
     return LeftOut(name, "number", "numbers", advice)
 
 
+def _left_media(name: str, of_column: Facts, path: str) -> LeftOut:
+    """Return what is said of images, sounds and the like, which answers may be about."""
+    medium = of_column["medium"]
+    what = NAMES[medium][1]
+    use = of_column["use"]
+    if medium != "image":
+        advice = f"A model is shown texts and images here, no {what}; write what they say into the texts that are read"
+    elif of_column["is_on_web"]:
+        advice = (
+            "Nothing is loaded from the web: download them, and name their files under `image`, for "
+            "`task: vision_language`"
+        )
+    elif use:
+        advice = f"`data.train.{in_yaml(use)}` shows them to the model of `task: vision_language`"
+    else:
+        advice = (
+            "`task: vision_language` reads images under `image`, or as a list under `images`, beside a question and its "
+            "answer, such as `Describe it.` with a caption"
+        )
+    return LeftOut(name, "medium", what, advice, is_decisive=not names_origin(name))
+
+
 # `Columns.to_json` leaves out what is called "other".
 _MEANT: Final[Mapping[Meaning, Callable[[str, Facts, str], LeftOut]]] = {
     "subject": _left_text,
@@ -160,4 +184,5 @@ _MEANT: Final[Mapping[Meaning, Callable[[str, Facts, str], LeftOut]]] = {
     "class": _left_classes,
     "group": _left_classes,
     "number": _left_numbers,
+    "medium": _left_media,
 }

@@ -64,9 +64,11 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
     lines.add(0, "name", name)
     lines.add(0, "task", *values["task"])
     _add_model(lines, proposal, model, facts, values)
-    if "preference.loss" in values:
+    of_preference = [key for key in ("loss", "images") if f"preference.{key}" in values]
+    if of_preference:
         lines.add(0, "preference")
-        lines.add(1, "loss", *values["preference.loss"])
+    for key in of_preference:
+        lines.add(1, key, *values[f"preference.{key}"])
     if "rewards" in values:
         lines.add(0, "rewards", *values["rewards"])
     if "classification.problem_type" in values:

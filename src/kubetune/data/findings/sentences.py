@@ -500,7 +500,8 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
             number = keys[column.name]
             sentence = f"{where}: `{column.name}` ({column.what}) is not used, in {counted(number, 'record')}"
             # Answers are learned without what leads to them, or texts without their class.
-            is_grave = column.is_decisive and counts.task != "sequence_classification"
+            is_classified = counts.task == "sequence_classification" and column.meaning != "medium"
+            is_grave = column.is_decisive and not is_classified
             severity: Severity = "warning" if is_grave else "note"
             yield counts.finding(severity, "unused_column", sentence, number, advice=column.advice)
 

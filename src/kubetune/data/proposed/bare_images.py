@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kubetune.base.humanize import counted
 from kubetune.config.data_files import ending_of, is_read
-from kubetune.data.reading.images import IMAGE_SUFFIXES
+from kubetune.data.media import IMAGE_SUFFIXES
 from kubetune.data.reading.sources import visible_in
 from kubetune.errors import DataError
 

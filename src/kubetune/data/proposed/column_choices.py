@@ -11,7 +11,7 @@ from kubetune.data.proposed.answers_as_texts import as_text
 from kubetune.data.proposed.multiple_choice import from_label, into_question
 from kubetune.data.proposed.proposal import ReasonedChoice, values_of
 from kubetune.data.proposed.seen_records import SeenRecords
-from kubetune.data.proposed.trial_reading import can_be_read, has_answer
+from kubetune.data.proposed.trial_reading import can_be_read, has_answer, is_text_alone
 from kubetune.data.proposed.unknown_columns import unknown
 from kubetune.data.question_subjects import left_subjects, require_subjects, subject_columns
 from kubetune.data.reading.record_problems import Problems
@@ -63,12 +63,19 @@ def columns_of(
         _require_text_for_label(seen, source)
     if source.columns:
         named = {key: ReasonedChoice(name, "as given") for key, name in source.columns.items()}
-        return _other_columns(("image",), seen.by_name) | named if kind == "text" else named
+        return _image_column(kind, seen) | named
     if kind == "labelled":
         return _columns_of_labels(seen)
     columns = _guessed_columns(kind, seen, source.path)
     _require_all_learned(kind, seen, values_of(columns))
     return columns
+
+
+def _image_column(kind: RecordKind, seen: SeenRecords) -> dict[str, ReasonedChoice]:
+    """Return our name of the column of images; none beside a text that is learned as a whole, which has no place for one."""
+    if kind in ("labelled", "prompt") or (kind == "text" and is_text_alone(seen.records[0])):
+        return {}
+    return _other_columns(("image",), seen.by_name)
 
 
 def _columns_of_labels(seen: SeenRecords) -> dict[str, ReasonedChoice]:
@@ -84,15 +91,15 @@ def _columns_of_labels(seen: SeenRecords) -> dict[str, ReasonedChoice]:
 def _guessed_columns(kind: RecordKind, seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
     """Return our names of columns of questions and answers, by what they are called."""
     by_name = seen.by_name
-    images = _other_columns(("image",), by_name)
+    images = _image_column(kind, seen)
     subject = _with_subject(kind, seen, path)
     if subject:
         return images | subject
     if kind == "text":
-        return images | _columns_of_texts(seen, path)
+        return images | _columns_of_texts(seen, path, values_of(images))
     if can_be_read(seen.records[0], kind):
-        return {}
-    return _other_columns(_EXPECTED[kind], by_name)
+        return images
+    return images | _other_columns(_EXPECTED[kind], by_name)
 
 
 def require_whole_conversations(seen: SeenRecords, kind: RecordKind) -> None:
@@ -124,8 +131,13 @@ def taken_as(key: str, name: str) -> ReasonedChoice:
     return ReasonedChoice(name, f"`{name}` is taken as the {_MEANINGS[key]}")
 
 
-def _columns_of_texts(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]:
-    """Return our names of columns of texts to write. Raise DataError where no column is known."""
+def _columns_of_texts(
+    seen: SeenRecords, path: str, images: Mapping[str, str]
+) -> dict[str, ReasonedChoice]:
+    """Return our names of columns of texts to write. Raise DataError where no column is known.
+
+    `images`: the column of images, if there is one.
+    """
     by_name = seen.by_name
     first = seen.records[0]
     # The readers say what two answers are for: neither must be taken for the prompt.
@@ -144,7 +156,8 @@ def _columns_of_texts(seen: SeenRecords, path: str) -> dict[str, ReasonedChoice]
         return _with_subject("text", seen, path) or columns
     # {"prompt": …, "solution": …} is known, but as a prompt whose answers are rewarded.
     names = _other_columns(("prompt", "completion"), by_name)
-    if has_both and not has_answer(first, {}) and has_answer(first, values_of(names)):
+    is_known = has_answer(first, images)
+    if has_both and not is_known and has_answer(first, {**images, **values_of(names)}):
         return names
     return {}
 

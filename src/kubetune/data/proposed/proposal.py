@@ -38,6 +38,7 @@ class Proposal:
     kind: RecordKind
     records: Sequence[Record]  # those that were looked at
     loss: ReasonedChoice | None = None  # `preference.loss`, where it is not the default
+    images: ReasonedChoice | None = None  # `preference.images`, where there are some
     reward: ReasonedChoice | None = None  # `rewards`, of prompts
     # `classification.problem_type`, if labels are numbers to predict.
     problem_type: ReasonedChoice | None = None

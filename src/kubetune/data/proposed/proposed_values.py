@@ -119,6 +119,8 @@ def _of_task(proposal: Proposal, facts: ModelFacts) -> dict[str, ReasonedChoice]
         values["model.chat_template"] = ReasonedChoice("chatml", reason)
     if proposal.loss is not None:
         values["preference.loss"] = proposal.loss
+    if proposal.images is not None:
+        values["preference.images"] = proposal.images
     if proposal.reward is not None:
         values["rewards"] = ReasonedChoice([proposal.reward.value], proposal.reward.reason)
     if proposal.problem_type is not None:

@@ -18,6 +18,7 @@ from kubetune.data.column_words import lacking
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.proposed.bare_images import require_no_bare_images
 from kubetune.data.proposed.column_choices import columns_of, require_whole_conversations, taken_as
+from kubetune.data.proposed.media_columns import require_shown
 from kubetune.data.proposed.proposal import Proposal, ReasonedChoice, values_of
 from kubetune.data.proposed.record_kind import kind_of
 from kubetune.data.proposed.seen_records import SeenRecords
@@ -35,7 +36,7 @@ from kubetune.data.proposed.trial_reading import (
     read_all,
     use_of_thoughts,
 )
-from kubetune.data.reading.examples import Example
+from kubetune.data.reading.examples import Example, images_of
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.errors import DataError
@@ -75,6 +76,8 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         kind = of_task
     elif not source.columns:
         require_whole_conversations(seen, kind)
+    if not source.columns:
+        require_shown(seen, kind, source.path)
     columns = columns_of(kind, seen, source)
     reading = read_all(records, source, kind, values_of(columns))
     if kind == "text" and not source.columns:
@@ -131,6 +134,8 @@ def _settle(proposal: Proposal, kind: RecordKind, examples: Sequence[Example]) -
     """Add what only records of one kind need: a loss, a reward, a kind of labels."""
     if kind == "judged":
         proposal.loss = ReasonedChoice("kto", "answers are judged one by one, not compared")
+    if kind in ("pair", "judged") and any(images_of(example) for example in examples):
+        proposal.images = ReasonedChoice(True, "the rows have images")
     if kind == "text":
         proposal.answers = answers_to_compare(examples)
     if kind == "prompt":

@@ -15,10 +15,13 @@ from kubetune.data.column_names import (
     RIGHT_ANSWERS,
     names_bad_answer,
     names_metadata,
+    names_origin,
     names_question,
     names_subject,
 )
-from kubetune.data.reading.images import IMAGE_SUFFIXES
+from kubetune.data.column_uses import is_shown
+from kubetune.data.media import medium_of
+from kubetune.data.reading.fields import NOTHING
 from kubetune.data.reading.labelled import pair_in
 from kubetune.data.reading.record import Record
 from kubetune.data.record_values import RecordValue, is_empty
@@ -56,6 +59,7 @@ class SeenRecords:
     names: Mapping[str, str]  # keys that hold something, by their names as one compares them
     by_name: dict[str, str | None]  # our name -> the key that stands for it
     facts: Columns  # what is in each column
+    images: Sequence[str] = ()  # columns of images
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> SeenRecords:
@@ -67,7 +71,10 @@ class SeenRecords:
                 if record.value.get(key) not in (None, "", [], {}):
                     facts.note(key, record.value, {}, ())
         by_name = _by_our_names(names, records)
-        seen = cls(records, names, by_name, facts)
+        images = [key for key in names.values() if _are_images(key, records)]
+        if not by_name["image"] and len(images) == 1 and images[0] != "images":
+            by_name["image"] = images[0]
+        seen = cls(records, names, by_name, facts, images)
         # Many different labels are no classes, whatever their column is called.
         label = by_name["label"]
         if label is not None and not seen.may_be_class(label):
@@ -175,9 +182,14 @@ def _is_text(records: Sequence[Record], name: str) -> bool:
 
 def _is_image(value: Any) -> bool:
     """True if a value may be an image: its path, its bytes, or a list of these."""
-    if isinstance(value, str):
-        return value.lower().endswith(IMAGE_SUFFIXES) or value.startswith("data:image")
-    return isinstance(value, (dict, list))
+    return isinstance(value, (dict, list)) or medium_of(value) == "image"
+
+
+def _are_images(name: str, records: Sequence[Record]) -> bool:
+    """True if a column holds images and nothing else, whatever it is called."""
+    values = [record.value.get(name) for record in records]
+    held = [value for value in values if value not in NOTHING]
+    return not names_origin(name) and all(map(is_shown, held))
 
 
 def _find(expected: str, names: Mapping[str, str]) -> str | None:

@@ -105,6 +105,11 @@ def can_be_read(record: Record, kind: RecordKind) -> bool:
     return True
 
 
+def is_text_alone(record: Record) -> bool:
+    """True for a record that is learned as a plain text, every token of it."""
+    return can_be_read(record, "text") and detect(record.value) == "text"
+
+
 def has_answer(record: Record, columns: Mapping[str, str]) -> bool:
     """True if a record can be learned from, with these names of columns."""
     try:

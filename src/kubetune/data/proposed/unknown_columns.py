@@ -46,7 +46,7 @@ def unknown(seen: SeenRecords, path: str) -> str:
     held = []
     for name, facts in seen.facts.items():
         is_class = name in classes or name == seen.by_name["label"]
-        is_metadata = names_metadata(name, facts.mean_words())
+        is_metadata = names_metadata(name, facts.mean_words()) or facts.medium(name) is not None
         if facts.words and not is_metadata and not is_class and not names_test(name):
             held.append(name)
     answers = [name for name in held if names_answer(name) or names_bad_answer(name)]

@@ -162,7 +162,7 @@ class Beside:
         filled = [key for key, images in self._columns.items() if images]
         key = filled[0] if filled else next(iter(self._columns))
         images = self._columns[key]
-        if isinstance(images, str | dict):
+        if isinstance(images, str | dict | bytes):
             images = [images]
         if not isinstance(images, list):
             raise ValueError(f"{key} is {show(images)}; expected a list of paths")
@@ -197,6 +197,8 @@ def chat(
 
 def _image(image: Any, where: str) -> str:
     """Return the path of an image, or its bytes as an address of data; `datasets` gives both, and means the bytes."""
+    if isinstance(image, bytes):
+        return data_address(image)
     if not isinstance(image, dict):
         return text_of(image, where)
     content = image.get("bytes")

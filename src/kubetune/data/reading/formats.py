@@ -22,6 +22,7 @@ from kubetune.data.column_names import (
 )
 from kubetune.data.column_uses import likely_columns
 from kubetune.data.column_words import in_words, in_yaml
+from kubetune.data.left_media import require_media
 from kubetune.data.question_subjects import require_subjects
 from kubetune.data.reading.conversations import Beginning, Beside, chat, spoken
 from kubetune.data.reading.examples import Chat, Example, Pair, Text
@@ -113,6 +114,7 @@ def read(
             require_right_answer(value, columns)
     if kind in ("pair", "graded", "judged"):
         answers, unused = read_answers(value, shape, kind)
+        require_media(value, unused, columns, kind)
         unused = _without_obeyed(sorted({*unused, *replaced}), value)
         return Reading(answers, unused, absent=absent)
 
@@ -125,6 +127,8 @@ def read(
         require_readable(record)
     example = SHAPES[shape](record)
     _require_used_columns(record, columns, shape)
+    if shape in _MAY_BE_CHATS:
+        require_media(value, record.unused, columns, kind)
     return Reading(example, _without_obeyed(record.unused, value), record.taken, absent)
 
 

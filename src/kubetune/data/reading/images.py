@@ -23,8 +23,6 @@ from kubetune.base.files import explained_writes, join_inside, write_atomic
 
 # Formats that are opened at all; Pillow's parsers of rarer formats stay out of reach of data.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-# Suffixes of their files.
-IMAGE_SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 
 MAX_BYTES: Final = 50 * 2**20
 # 64 megapixels, 192 MiB when decoded. A small file that claims more is a decompression bomb or useless.

@@ -38,6 +38,7 @@ from kubetune.config.data_files import (
     without_sample,
 )
 from kubetune.config.schema import SourceConfig
+from kubetune.data.media import IMAGE_SUFFIXES
 from kubetune.data.reading.files.columnar import as_json
 from kubetune.data.reading.hub import (
     explained_hub_errors,
@@ -46,7 +47,6 @@ from kubetune.data.reading.hub import (
     require_dataset,
     unresolved_host,
 )
-from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.readers import count_records, features_of, read_file
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.record_problems import Problems
