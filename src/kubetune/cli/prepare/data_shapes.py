@@ -20,6 +20,7 @@ from kubetune.supervisor.command_line import columns_of
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.shapes import Shapes
     from kubetune.data.unread_columns import LeftOut
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
     """Check of which kind the records of a source are, without looking at tokens."""
     from kubetune.config.schema import SourceConfig
+    from kubetune.data.findings.group_findings import of_names
     from kubetune.data.inspect.shapes import check_shapes
     from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import not_read, require_hub_data
@@ -55,13 +57,18 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
     columns = list(left_out(shapes.columns.to_json(records), source.path))
 
     def show() -> None:
-        _show_shapes(shapes, columns, files_not_read, console)
-        if kinds and not problems.total:
+        _show_shapes(shapes, columns, files_not_read, named, console)
+        if kinds and not problems.total and not refused:
             show_next(args)
+
+    named = list(of_names([source]))
+    refused = [finding.line for finding in named if finding.severity == "error"]
 
     error = None
     if problems.total:
         error = problems.error()
+    elif refused:
+        error = DataError(refused)
     elif not kinds:
         error = DataError(f"{args.target} holds no records. Nothing was written.")
     facts = {
@@ -71,6 +78,7 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
         "unused_columns": shapes.columns.to_json(records),
         "taken": shapes.readings,
         "files_not_read": files_not_read,
+        "findings": [finding.to_json() for finding in named],
         "blank_lines": problems.blank_lines,
         "doubts": problems.doubts,
         "problems": {"total": problems.total, "first": problems.first},
@@ -79,7 +87,11 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
 
 
 def _show_shapes(
-    shapes: Shapes, columns: Sequence[LeftOut], files_not_read: Mapping[str, int], console: Console
+    shapes: Shapes,
+    columns: Sequence[LeftOut],
+    files_not_read: Mapping[str, int],
+    named: Sequence[Finding],
+    console: Console,
 ) -> None:
     """Print of which kind records are, and what in them and beside them nothing reads."""
     for kind, number in shapes.kinds.most_common():
@@ -96,8 +108,10 @@ def _show_shapes(
     for column in columns:
         sentence = f"`{column.name}` ({column.what}) is not used. {column.advice}"
         console.print(visible(sentence), markup=False)
-    named = {column.name for column in columns}
-    others = {key: number for key, number in shapes.unused.items() if key not in named}
+    for finding in named:
+        console.print(visible(f"{finding.severity}: {finding.line}"), markup=False)
+    explained = {column.name for column in columns}
+    others = {key: number for key, number in shapes.unused.items() if key not in explained}
     for line in (unused_keys(others), unused_keys(files_not_read, "files not read")):
         if line:
             console.print(line, markup=False)

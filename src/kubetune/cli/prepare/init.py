@@ -155,6 +155,7 @@ def _verdict(config: Config, explained: Sequence[str], *, has_model: bool) -> _V
     """
     if not has_model:
         return _Verdict()
+    from kubetune.data.findings.group_findings import NAMED_GROUPS
     from kubetune.library.plan_forecast import forecast_run
     from kubetune.library.verdict.run_problems import sentences
 
@@ -164,9 +165,14 @@ def _verdict(config: Config, explained: Sequence[str], *, has_model: bool) -> _V
         return _Verdict(problems=sentences([error]))
     warnings = [f"warning: {text}" for text in forecast.warnings]
     for finding in forecast.findings or ():
-        is_known = finding.id == "unused_column" and (
-            # A source is read by both splits, if rows of it are held out.
-            finding.split != "train" or any(f"`{name}` (" in finding.sentence for name in explained)
+        # Of the names of files the proposal says it.
+        is_known = finding.id == NAMED_GROUPS or (
+            finding.id == "unused_column"
+            and (
+                # A source is read by both splits, if rows of it are held out.
+                finding.split != "train"
+                or any(f"`{name}` (" in finding.sentence for name in explained)
+            )
         )
         if finding.severity == "warning" and not is_known:
             warnings.append(f"warning: {finding.line}")

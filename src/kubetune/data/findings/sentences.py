@@ -14,6 +14,7 @@ from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import ModelConfig
 from kubetune.data.column_words import lacking
 from kubetune.data.findings.finding import Finding, Severity
+from kubetune.data.findings.group_findings import LEARNS_ALIKE, of_names
 from kubetune.data.findings.labels import LABEL_FINDERS
 from kubetune.data.findings.other_splits import lacking_parts, other_splits, read_otherwise
 from kubetune.data.findings.split_counts import SplitCounts
@@ -412,6 +413,8 @@ def _named_splits(counts: SplitCounts) -> Iterator[Finding]:
     """Find files that are named as data to evaluate on and trained on, are read in another way, or are missing."""
     if counts.split == "train":
         yield from other_splits(counts.sources)
+        if counts.task in LEARNS_ALIKE:
+            yield from of_names(counts.sources)
     if counts.name == "eval":
         yield from read_otherwise(counts.data)
     if counts.split == "train" or not isinstance(counts.data.eval, float):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kubetune.config.schema import SourceConfig
 from kubetune.data.reading.sources import locate
 
-_WORDS: Final[Mapping[str, frozenset[str]]] = {
+SPLIT_WORDS: Final[Mapping[str, frozenset[str]]] = {
     "train": frozenset(("train", "training")),
     "validation": frozenset(("validation", "valid", "val", "dev")),
     "test": frozenset(("test", "testing", "eval", "evaluation")),
@@ -77,7 +77,7 @@ def split_of(file: str) -> str:
     """Return train, validation or test by a file's name, or the folder that it is in; empty where none says it."""
     for part in reversed(file.split("/")):
         words = set(re.split(r"[-._ 0-9]+", part.lower()))
-        splits = [split for split, names in _WORDS.items() if not names.isdisjoint(words)]
+        splits = [split for split, names in SPLIT_WORDS.items() if not names.isdisjoint(words)]
         if splits:
             # `train_test.jsonl` may be either.
             return splits[0] if len(splits) == 1 else ""

@@ -52,6 +52,7 @@ class Proposal:
     held_out: ReasonedChoice | None = None
     called: str = ""  # the folder that both lie in
     remarks: list[str] = field(default_factory=list)
+    of_names: list[str] = field(default_factory=list)  # what names of files say and nothing reads
     unused: list[str] = field(default_factory=list)  # what nothing reads, in words
     # The columns that have a sentence each there.
     explained: list[str] = field(default_factory=list)

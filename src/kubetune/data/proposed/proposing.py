@@ -15,6 +15,7 @@ from typing import Final
 from kubetune.base.humanize import counted
 from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.column_words import lacking
+from kubetune.data.findings.group_findings import of_names
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.proposed.bare_images import require_no_bare_images
 from kubetune.data.proposed.column_choices import columns_of, require_whole_conversations, taken_as
@@ -97,6 +98,8 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
     proposal.plain_prompts = is_plain(first)
     proposal.conversations = is_chat(first)
     _settle(proposal, kind, examples)
+    if kind == "text":
+        _settle_names(proposal, source)
     if problems.total:
         proposal.remarks.append(f"{counted(problems.total, 'record')} cannot be read")
     proposal.remarks += problems.doubts
@@ -120,6 +123,7 @@ def settle_format(proposal: Proposal, *, has_template: bool | None) -> None:
         source = source.model_copy(update={"format": proposal.format.value})
     reading = read_all(proposal.records, source, proposal.kind, values_of(proposal.columns))
     proposal.unused = in_sentences(reading.unused)
+    proposal.unused += proposal.of_names
     proposal.explained = [column.name for column in reading.unused if column.meaning != "other"]
     for column, number in sorted(reading.absent.items()):
         proposal.unused.append(f"{lacking(column)}, in {counted(number, 'record')}")
@@ -128,6 +132,15 @@ def settle_format(proposal: Proposal, *, has_template: bool | None) -> None:
         proposal.unused.append(
             f"{bad.total:,} of the first {counted(len(proposal.records), 'record')} cannot be used. {bad.sentences()[0]}"
         )
+
+
+def _settle_names(proposal: Proposal, source: SourceConfig) -> None:
+    """Keep what names of files say and nothing reads. Raise DataError if they call some of the answers bad."""
+    named = source.model_copy(update={"columns": values_of(proposal.columns)})
+    for finding in of_names([named]):
+        if finding.severity == "error":
+            raise DataError(finding.line)
+        proposal.of_names.append(finding.line)
 
 
 def _settle(proposal: Proposal, kind: RecordKind, examples: Sequence[Example]) -> None:

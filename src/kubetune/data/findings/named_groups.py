@@ -1,0 +1,133 @@
+"""What files and folders are called, and nothing reads: classes of the texts in them, or which answers are good.
+
+d/chosen.jsonl  d/rejected.jsonl      a verdict on the answers
+d/pos/*.txt     d/neg/*.txt           a verdict, or a class
+d/sports/*.txt  d/politics/*.txt      a class
+d/en/*.txt      d/de/*.txt            nothing: a language, and so years, numbers, splits and shards
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import Final, NamedTuple
+
+from kubetune.config.data_files import ending_of
+from kubetune.config.schema import SourceConfig
+from kubetune.data.column_names import words_of_name
+from kubetune.data.findings.split_files import SPLIT_WORDS
+from kubetune.data.reading.sources import locate
+
+# Words that call answers bad: these beside anything, and these beside a good one. Of a name all other words say
+# nothing: `bad_answers`, not `bad_gateway`. What is safe, helpful or toxic may be the question.
+_SURELY_BAD: Final = frozenset((
+    "rejected", "dispreferred", "nonpreferred", "unpreferred", "loser", "losing", "worse", "worst", "bad", "wrong",
+    "incorrect", "undesirable", "disliked", "downvoted",
+))  # fmt: skip
+_BAD: Final = frozenset((*_SURELY_BAD, "negative", "neg", "false", "failed", "invalid", "reject"))
+_GOOD: Final = frozenset((
+    "chosen", "accepted", "accept", "preferred", "winner", "winning", "better", "best", "good", "right", "correct",
+    "positive", "po", "desirable", "liked", "upvoted", "true", "passed",
+))  # fmt: skip
+_TURNING: Final = frozenset(("not", "non", "un"))
+# Words of names that say nothing of what is in a file, besides those of splits.
+_PARTS: Final = frozenset((
+    "part", "shard", "chunk", "batch", "file", "data", "dataset", "fold", "section", "page", "chapter", "volume", "vol",
+    "sample", "example", "set", "group", "of", "copy", "old", "new", "backup", "final", "raw", "clean", "cleaned", "record",
+    "row", "line", "text", "txt", "json", "jsonl", "csv", "parquet", "answer", "response", "completion", "output", "reply",
+    "review", "book", "doc", "document", "article", "paper", "note", "log", "dump", "export", "input", "a", "b", "v",
+    "small", "large", "full", "mini", "extra", "more", "other", "misc", "rest", "main", "base", "default", "all", "corpu",
+    "corpus", "year", "month", "day", "week",
+    *(word for words in SPLIT_WORDS.values() for word in words),
+))  # fmt: skip
+_LANGUAGES: Final = frozenset((
+    "arabic", "bengali", "bulgarian", "catalan", "chinese", "croatian", "czech", "danish", "dutch", "english", "estonian",
+    "finnish", "french", "german", "greek", "hebrew", "hindi", "hungarian", "icelandic", "indonesian", "irish", "italian",
+    "japanese", "korean", "latin", "latvian", "lithuanian", "norwegian", "persian", "polish", "portuguese", "romanian",
+    "russian", "serbian", "slovak", "slovenian", "spanish", "swahili", "swedish", "tamil", "telugu", "thai", "turkish",
+    "ukrainian", "urdu", "vietnamese",
+))  # fmt: skip
+_CODE_OF_LANGUAGE: Final = re.compile(r"[a-z]{2,3}([-_]([a-z]{2}|[A-Z]{2}|[A-Z][a-z]{3}))?")
+_DIGEST: Final = re.compile(r"[0-9a-f-]+")
+# More names are those of authors, places or things.
+_MOST_CLASSES: Final = 50
+
+
+class NamedGroups(NamedTuple):
+    """Files of a run by what they, or a folder that each is in, are called."""
+
+    bad: tuple[str, ...]  # names that call answers bad; none for classes
+    others: tuple[str, ...]
+    is_sure: bool  # nothing but answers is called so
+    folder: str  # that all of them lie in; empty for a pattern, and for several sources
+    depth: int  # of the folder in it that is called so; -1 for the files themselves
+    ending: str  # of the files; empty if they have several
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names."""
+        return tuple(sorted((*self.others, *self.bad)))
+
+
+def named_groups(sources: Sequence[SourceConfig]) -> NamedGroups | None:
+    """Return what the names of files say of what is in them; None where they say nothing, or all the same."""
+    files = [file for source in sources for file in locate(source).files]
+    if len(files) < 2:
+        return None
+    parent = Path(os.path.commonpath([file.parent for file in files]))
+    paths = [file.relative_to(parent) for file in files]
+    endings = {ending_of(file) for file in files}
+    folder = ""
+    if len(sources) == 1 and Path(os.path.expanduser(sources[0].path)).is_dir():
+        folder = os.path.relpath(parent) if parent.is_relative_to(Path.cwd()) else str(parent)
+    ending = endings.pop() if len(endings) == 1 else ""
+
+    for depth, names in _levels(paths):
+        bad = tuple(name for name in names if _says(name, bad=True))
+        others = tuple(name for name in names if name not in bad)
+        is_sure = any(not _SURELY_BAD.isdisjoint(words_of_name(name)) for name in bad)
+        if bad and others and (is_sure or any(_says(name, bad=False) for name in others)):
+            return NamedGroups(bad, others, is_sure, folder, depth, ending)
+        # Of plain texts in one folder each has a name of its own.
+        is_file_each = depth < 0 and ending == ".txt"
+        if _are_classes(names) and not is_file_each:
+            return NamedGroups((), tuple(names), False, folder, depth, ending)
+    return None
+
+
+def _levels(paths: Sequence[PurePath]) -> Iterable[tuple[int, list[str]]]:
+    """Yield the names of folders at each depth at which all files have one, then those of the files."""
+    depth = 0
+    while all(len(path.parts) > depth + 1 for path in paths):
+        yield depth, sorted({path.parts[depth] for path in paths})
+        depth += 1
+    yield -1, sorted({_stem(path) for path in paths})
+
+
+def _stem(path: PurePath) -> str:
+    return path.name.split(".")[0] or path.name
+
+
+def _says(name: str, *, bad: bool) -> bool:
+    """True if a name says of answers that they are bad, or good, and says nothing else."""
+    words = [word for word in words_of_name(re.sub(r"\d", "", name)) if word not in _PARTS]
+    if not words or not (_BAD | _GOOD | _TURNING).issuperset(words):
+        return False
+    is_bad = not _BAD.isdisjoint(words)
+    if not _TURNING.isdisjoint(words):
+        is_bad = not is_bad
+    return is_bad == bad
+
+
+def _are_classes(names: Sequence[str]) -> bool:
+    """True for names of different things; not for languages, years, numbers, splits and shards."""
+    if not 2 <= len(names) <= _MOST_CLASSES:
+        return False
+    if all(_CODE_OF_LANGUAGE.fullmatch(name) or name.lower() in _LANGUAGES for name in names):
+        return False
+    if all(_DIGEST.fullmatch(name.lower()) for name in names):
+        return False
+    told = {frozenset(words_of_name(re.sub(r"\d", " ", name))) - _PARTS for name in names}
+    return len(told - {frozenset()}) == len(names)
