@@ -71,7 +71,7 @@ export const makePicker = (frame, list, chosen, preview = null) => {
   };
   const count = list.choices.length + list.left_out;
   open.hidden = !count;
-  open.textContent = `${count.toLocaleString("en")} at hand ▾`;
+  open.textContent = `${count.toLocaleString("en")} at hand`;
   if (!count) return;
   open.addEventListener("click", () => { field.focus(); if (popup.hidden) show([]); else close(); });
   field.addEventListener("click", () => { if (popup.hidden) show([]); });
