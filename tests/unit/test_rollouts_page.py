@@ -90,6 +90,24 @@ def test_the_prompt_answered_most_often_comes_first_with_its_best_and_worst_answ
     assert shown_rollouts(run_dir, REWARDS, WHOLE_PROMPT, 99).prompts == []
 
 
+def test_equal_answers_are_one_line_with_their_number(run_dir: Path) -> None:
+    drawn = group(3, [1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    for answer in drawn["answers"]:
+        answer["is_cut"] = False
+        answer["text"] = "right" if answer["rewards"]["exact_match"] else "wrong"
+    # The same text that a function could not judge is another answer.
+    drawn["answers"][5]["rewards"] = {"exact_match": None, "format": None}
+    write_step(run_dir, 9, drawn)
+    step = shown_rollouts(run_dir, REWARDS, WHOLE_PROMPT, 3).prompts[0].steps[-1]
+    assert [(answer.text, answer.times) for answer in step.answers] == [
+        ("right", 3),
+        ("wrong", 2),
+        ("wrong", 1),
+    ]
+    assert step.count == 6
+    assert step.mean == pytest.approx((3 * 1.5 + 2 * 0.5) / 5)
+
+
 def test_what_is_damaged_or_too_much_is_counted(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ row 17   step 0     mean 0.1   the best and the worst answers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class ShownAnswer:
     rewards: Mapping[str, float | None]  # by function
     is_cut: bool  # no token ended it
     is_shortened: bool  # the page shows only its beginning
+    times: int = 1  # so many answers are the same, with the same rewards
 
 
 @dataclass(frozen=True)
@@ -161,20 +162,23 @@ def _step(
     step: int, line: Mapping[str, Any], rewards: Sequence[RewardConfig], limits: Limits
 ) -> ShownStep:
     weights = [(reward.title, reward.weight) for reward in rewards]
-    answers = []
+    drawn: list[ShownAnswer] = []
+    alike: dict[tuple[str, str, bool], list[ShownAnswer]] = {}
     for answer in line["answers"]:
         text = answer["text"]
-        answers.append(
-            ShownAnswer(
-                text=visible(text[: limits.characters]),
-                reward=rollout_files.weighted_sum(answer["rewards"], weights),
-                rewards=answer["rewards"],
-                is_cut=bool(answer.get("is_cut")),
-                is_shortened=len(text) > limits.characters,
-            )
+        shown = ShownAnswer(
+            text=visible(text[: limits.characters]),
+            reward=rollout_files.weighted_sum(answer["rewards"], weights),
+            rewards=answer["rewards"],
+            is_cut=bool(answer.get("is_cut")),
+            is_shortened=len(text) > limits.characters,
         )
-    known = [answer.reward for answer in answers if answer.reward is not None]
+        drawn.append(shown)
+        alike.setdefault((text, str(answer["rewards"]), shown.is_cut), []).append(shown)
+    known = [answer.reward for answer in drawn if answer.reward is not None]
     mean = sum(known) / len(known) if known else None
+
+    answers = [replace(group[0], times=len(group)) for group in alike.values()]
     answers.sort(key=_by_reward, reverse=True)
     kept = answers
     if len(answers) > limits.answers:
@@ -183,7 +187,7 @@ def _step(
     errors = line.get("errors")
     if not isinstance(errors, dict):
         errors = {}
-    return ShownStep(step, mean, len(answers), kept, errors)
+    return ShownStep(step, mean, len(drawn), kept, errors)
 
 
 def _by_reward(answer: ShownAnswer) -> float:
