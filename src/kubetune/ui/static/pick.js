@@ -51,7 +51,10 @@ export const makePicker = (frame, list, chosen, preview = null) => {
       option.id = `${options.id}-${index}`;
       option.setAttribute("role", "option");
       option.setAttribute("aria-selected", "false");
-      option.textContent = text;
+      // data/train.jsonl (240 kB): what is in brackets stands apart.
+      const [name, about] = text.split(/ \(([^()]*)\)$/);
+      option.append(name);
+      if (about) option.append(Object.assign(document.createElement("small"), { textContent: about }));
       option.title = value;
       return option;
     }));
