@@ -189,15 +189,15 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
 
     # For a run file, the rows are those that a run would prepare now.
     config = load_config(target, environ=os.environ)
-    return config, _fingerprint_of(config), site.folder / file
+    return config, _fingerprint_of(DataSpec.of(config)), site.folder / file
 
 
-def _fingerprint_of(config: Config) -> str:
-    """Return the fingerprint of the rows that a run of this config would prepare now. Raise KubetuneError."""
-    require_sources(config.sources)
-    cache = cache_folder(config.data.cache)
-    tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
-    return fingerprint(DataSpec.of(config), tokenizer)
+def _fingerprint_of(spec: DataSpec) -> str:
+    """Return the fingerprint of the rows that a run with these settings would prepare now. Raise KubetuneError."""
+    require_sources(spec.sources)
+    cache = cache_folder(spec.data.cache)
+    tokenizer = load_tokenizer(spec.model, cache, date=day_of(spec.data))
+    return fingerprint(spec, tokenizer)
 
 
 def _fingerprint_today(site: Site, run: str, target: Path) -> str:
@@ -209,7 +209,7 @@ def _fingerprint_today(site: Site, run: str, target: Path) -> str:
         sources = chain(*config.sources.values())
         is_here = is_local(config.model.tokenizer or config.model.path)
         if is_begun or (is_here and all(locate(source).files for source in sources)):
-            return _fingerprint_of(config)
+            return _fingerprint_of(DataSpec.of(config))
     return ""
 
 
