@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 # Names of what somebody asks, and of the answers.
@@ -78,11 +79,13 @@ _BAD: Final = frozenset((
 ))  # fmt: skip
 
 
-def words_of_name(name: str) -> list[str]:
+# Names are asked of every record, and a file has few.
+@lru_cache(maxsize=4096)
+def words_of_name(name: str) -> tuple[str, ...]:
     """Return the words of a column's name, in lower case and without the s of a plural: `retrievedDocs` is retrieved doc."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
     words = re.findall(r"[^\W_]+", spaced.lower())
-    return [re.sub(r"(?<=\w[^si\W])s$", "", word) for word in words]
+    return tuple(re.sub(r"(?<=\w[^si\W])s$", "", word) for word in words)
 
 
 def names_subject(name: str) -> bool:
@@ -103,7 +106,7 @@ def names_question(name: str) -> bool:
     """True if a column is called like what somebody asks: `user_question`, `queryText`, `q`."""
     words = words_of_name(name)
     if len(words) > 1 and words[-1] == "text":
-        words.pop()
+        words = words[:-1]
     # A `system_prompt` asks nothing.
     is_aside = names_bad_answer(name) or not {"system", "sys"}.isdisjoint(words)
     return bool(words) and words[-1] in _ASKED and not is_aside

@@ -89,9 +89,10 @@ def _is_table(name: str, value: Any, answer: Any) -> bool:
     are_rows = any(
         isinstance(part, list) and part and isinstance(part[0], (list, Mapping)) for part in parts
     )
+    if not are_rows or name in (*PROMPTS, *TALKS):
+        return False
     is_metadata = names_metadata(name, count_words(value))
-    is_aside = is_metadata or names_answer(name) or names_thought(name)
-    if not are_rows or is_aside or name in (*PROMPTS, *TALKS):
+    if is_metadata or names_answer(name) or names_thought(name):
         return False
     if not _NO_TABLES.isdisjoint(words_of_name(name)):
         return False

@@ -164,4 +164,4 @@ def _doubt(name: str) -> int:
         return 0
     if not _RIGHT.isdisjoint(words):
         return 1
-    return 2 if words == ["answer"] else 3
+    return 2 if words == ("answer",) else 3

@@ -135,7 +135,8 @@ def is_structured(values: Sequence[Value], name: str) -> bool:
             # Columns of a table have a value by the number of each row.
             if key.isdigit():
                 return False
-            is_called_so = words_of_name(key)[-1:] in ([word] for word in _PARTS)
+            words = words_of_name(key)
+            is_called_so = bool(words) and words[-1] in _PARTS
             if is_called_so or names_metadata(key) or names_other_texts(key):
                 return False
     return True
