@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import Final
 
-from kubetune.base.humanize import shell_word
 from kubetune.data.column_names import words_of_name
+from kubetune.data.record_programs import each_record
 
 # Words for an answer that is not to be learned, each as it is in names: `is_toxic`, `toxicity`, `hallucinated`.
 _BAD: Final = frozenset((
@@ -46,7 +45,5 @@ def turned(name: str, path: str) -> str:
     )
     if not path.endswith(".jsonl"):
         return f'write `r["label"] = {value}` for each record r in Python'
-    made = f"{path.removesuffix('.jsonl')}-judged.jsonl"
-    code = f'import json, sys; [print(json.dumps({{**r, "label": {value}}})) for r in map(json.loads, sys.stdin)]'
-    command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
-    return f"make one, then give {made}: `{command}`"
+    command = each_record(path, f'"label": {value}', "judged")
+    return f"make one, then give {command.made}: `{command.words}`"

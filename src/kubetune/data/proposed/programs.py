@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kubetune.base.humanize import counted, shell_word
+from kubetune.base.humanize import counted
+from kubetune.data.record_programs import each_record, piped
 
 Value = Mapping[str, Any]
 
@@ -23,10 +23,8 @@ def program(path: str, news: Mapping[str, str]) -> str:
     if not path.endswith(".jsonl"):
         # All of them at once: a column may be read for one and emptied by another.
         return f"Write `r.update({{{pairs}}})` for each record r in Python"
-    made = f"{path.removesuffix('.jsonl')}-texts.jsonl"
-    code = f"import json, sys; [print(json.dumps({{**r, {pairs}}})) for r in map(json.loads, sys.stdin)]"
-    command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
-    return f"Make them so, then give {made}: `{command}`"
+    command = each_record(path, pairs, "texts")
+    return f"Make them so, then give {command.made}: `{command.words}`"
 
 
 def records_within(values: Sequence[Value], path: str) -> str:
@@ -38,11 +36,10 @@ def records_within(values: Sequence[Value], path: str) -> str:
         return ""
     for name, inner in values[0].items():
         if isinstance(inner, list) and inner and all(isinstance(item, dict) for item in inner):
-            made = f"{path.rpartition('.')[0]}-{name}.jsonl"
             code = f"import json, sys; [print(json.dumps(r)) for r in json.load(sys.stdin)[{literal(name)}]]"
-            command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
+            command = piped(code, path, f"{path.rpartition('.')[0]}-{name}.jsonl")
             return (
                 f"{path} is one object, and its `{name}` is a list of {counted(len(inner), 'object')}. Write these on a "
-                f"line each, then give {made}: `{command}`"
+                f"line each, then give {command.made}: `{command.words}`"
             )
     return ""
