@@ -21,17 +21,13 @@ def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
     missing = [label for label, number in counts.stats["classes"].items() if not number]
     if not missing or counts.split == "forget":
         return
-    names = ", ".join(missing[:MOST_NAMES])
-    if len(missing) > MOST_NAMES:
-        names += " …"
-
     meaning = "such labels are not measured; means over the labels leave out those that are not predicted either"
     if counts.name == "train":
         meaning = "such labels are never learned"
     yield counts.finding(
         "warning",
         "labels_without_rows",
-        f"{counted(len(missing), 'label')} without rows in {counts.name}: {names}; {meaning}",
+        f"{counted(len(missing), 'label')} without rows in {counts.name}: {_first_of(missing)}; {meaning}",
         len(missing),
         advice="`classification.labels` lists the labels that are meant",
     )
@@ -48,13 +44,10 @@ def _labels_alike(counts: SplitCounts) -> Iterator[Finding]:
     groups = [" and ".join(labels) for labels in spellings.values() if len(labels) > 1]
     if not groups:
         return
-    names = ", ".join(groups[:MOST_NAMES])
-    if len(groups) > MOST_NAMES:
-        names += " …"
     yield counts.finding(
         "warning",
         "labels_alike",
-        f"labels that differ only in case or spaces: {names}; each is a class of its own",
+        f"labels that differ only in case or spaces: {_first_of(groups)}; each is a class of its own",
         len(groups),
         advice="Write those that mean the same in one way",
     )
@@ -127,9 +120,14 @@ def _number_marks(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _named(labels: Sequence[str]) -> str:
-    """Return the first labels for a sentence."""
-    names = ", ".join(f"`{label}`" for label in labels[:MOST_NAMES])
-    return f"{names} …" if len(labels) > MOST_NAMES else names
+    """Return the first labels for a sentence, each as code."""
+    return _first_of([f"`{label}`" for label in labels])
+
+
+def _first_of(names: Sequence[str]) -> str:
+    """Return the first names in words, with a sign where there are more."""
+    listed = ", ".join(names[:MOST_NAMES])
+    return f"{listed} …" if len(names) > MOST_NAMES else listed
 
 
 def _label_below_zero(counts: SplitCounts) -> Iterator[Finding]:
