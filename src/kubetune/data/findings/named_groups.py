@@ -129,5 +129,6 @@ def _are_classes(names: Sequence[str]) -> bool:
         return False
     if all(_DIGEST.fullmatch(name.lower()) for name in names):
         return False
-    told = {frozenset(words_of_name(re.sub(r"\d", " ", name))) - _PARTS for name in names}
-    return len(told - {frozenset()}) == len(names)
+    # Each says something, and none what another says.
+    meanings = {frozenset(words_of_name(re.sub(r"\d", " ", name))) - _PARTS for name in names}
+    return frozenset() not in meanings and len(meanings) == len(names)
