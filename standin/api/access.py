@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from standin.api.paths import Target
 from standin.state.errors import ApiError, forbidden
 from standin.state.objects import Object
-from standin.state.resources import BY_KIND, Target
+from standin.state.resources import BY_KIND
 from standin.state.store import Store
 
 ADMIN = "admin"

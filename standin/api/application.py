@@ -8,6 +8,7 @@ from aiohttp import web
 
 from standin import faults
 from standin.api import access, discovery
+from standin.api.paths import Target, parse_path
 from standin.api.pods import serve_subresource
 from standin.api.responses import SUCCESS, flag, json_response, object_response, read_body
 from standin.api.watch import list_objects, refuse_as_too_large, watch_objects
@@ -16,7 +17,6 @@ from standin.injection import inject
 from standin.node.kubelet import Kubelet
 from standin.settings import Settings
 from standin.state.errors import ApiError, bad_request, no_such_path
-from standin.state.resources import Target, parse_path
 from standin.state.store import Store
 
 _LARGEST_BODY_BYTES = 8 << 20

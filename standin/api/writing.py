@@ -10,6 +10,7 @@ from aiohttp import web
 from standin.api import access, merge
 from standin.api.apply import apply
 from standin.api.defaults import fill_defaults
+from standin.api.paths import Target
 from standin.api.responses import SUCCESS, flag, json_response, object_response
 from standin.api.rules import admit_pod, broken_rules, pod_security_violations, restricted
 from standin.api.selectors import selector
@@ -27,7 +28,6 @@ from standin.state.errors import (
     unsupported_media_type,
 )
 from standin.state.objects import Object, name_of
-from standin.state.resources import Target
 from standin.state.store import Store
 
 # What a client cannot change: it stays as it is, whatever is sent.

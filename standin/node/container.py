@@ -11,16 +11,14 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from standin.node import runtime
 from standin.node.environment import Waiting, environment, expand
 from standin.node.loopback import translate
+from standin.node.pod_state import PodState
 from standin.node.readiness import wait_until_ready
 from standin.state.objects import Object, now
-
-if TYPE_CHECKING:
-    from standin.node.pod import PodWorker
 
 KILLED = 128 + signal.SIGKILL
 _READ_ONLY_VOLUMES = {"configMap", "secret"}
@@ -33,8 +31,8 @@ _MESSAGE_BYTES = 4096
 class Container:
     """Runs one container; `status` is its entry in the pod's containerStatuses, edited in place."""
 
-    def __init__(self, worker: PodWorker, spec: Object, status: Object, init: bool) -> None:
-        self.worker = worker
+    def __init__(self, owner: PodState, spec: Object, status: Object, init: bool) -> None:
+        self.owner = owner
         self.spec = spec
         self.status = status
         self.init = init  # an init container
@@ -46,7 +44,7 @@ class Container:
         self._env: dict[str, str] = {}
         # The container's own settings come before the pod's.
         context = {
-            **(worker.spec.get("securityContext") or {}),
+            **(owner.spec.get("securityContext") or {}),
             **(spec.get("securityContext") or {}),
         }
         self._context = context
@@ -58,21 +56,21 @@ class Container:
 
     def log_file(self, attempt: int) -> Path:
         """Return the file with the log of a start, counted from 0."""
-        return self.worker.folder / "logs" / f"{self.name}.{attempt}.log"
+        return self.owner.folder / "logs" / f"{self.name}.{attempt}.log"
 
     async def run(self) -> int:
         """Run it as often as the pod's restart policy says; return the last exit code."""
-        policy = self.worker.spec.get("restartPolicy", "Always")
+        policy = self.owner.spec.get("restartPolicy", "Always")
         failures = 0
-        while not self.worker.stopping.is_set():
-            spec = await self.worker.retry(self._prepare, "Failed", self.status)
+        while not self.owner.stopping.is_set():
+            spec = await self.owner.retry(self._prepare, "Failed", self.status)
             if spec is None:
                 break
             code = await self._run_once(spec)
             self.status["ready"] = self.init and code == 0
-            self.worker.publish()
+            self.owner.publish()
             has_succeeded = code == 0 and (self.init or policy == "OnFailure")
-            if policy == "Never" or has_succeeded or self.worker.stopping.is_set():
+            if policy == "Never" or has_succeeded or self.owner.stopping.is_set():
                 return code
             # Before the next start, which takes the restart count one higher.
             failures += 1
@@ -81,7 +79,7 @@ class Container:
 
     async def exec(self, argv: list[str], **streams: Any) -> Process:
         """Start a command inside the running container, as the container's user."""
-        if self.worker.sandbox_pid is None:
+        if self.owner.sandbox_pid is None:
             places = {**self.folders(), "/proc/1": f"/proc/{self.pid}"}
             command = [translate(word, places) for word in argv]
         else:
@@ -103,7 +101,7 @@ class Container:
     def has_program(self, program: str) -> bool:
         """True if the running container has a program of this name."""
         root = f"/proc/{self.pid}/root"
-        if self.worker.sandbox_pid is None:
+        if self.owner.sandbox_pid is None:
             root = ""
             program = translate(program, self.folders())
         if "/" in program:
@@ -120,9 +118,9 @@ class Container:
     # -- starting
     def _prepare(self) -> Object:
         """Return what runtime.py needs to start the container; Waiting when something is missing."""
-        worker = self.worker
+        owner = self.owner
         context = self._context
-        image = worker.kubelet.pull(self.spec["image"], self.spec.get("imagePullPolicy"))
+        image = owner.host.pull(self.spec["image"], self.spec.get("imagePullPolicy"))
         if self._uid == 0 and context.get("runAsNonRoot"):
             raise Waiting(
                 "CreateContainerConfigError",
@@ -130,9 +128,9 @@ class Container:
             )
         # As a runtime sets it for a user without an entry in /etc/passwd.
         home = "/" if self._uid else "/root"
-        self._env = environment(worker.store, worker.pod, self.spec, image, home)
+        self._env = environment(owner.store, owner.pod, self.spec, image, home)
         argv = [*self.spec.get("command", image.command), *self.spec.get("args", [])]
-        if worker.sandbox_pid is None:
+        if owner.sandbox_pid is None:
             return self._prepare_loopback(argv)
         mounts: list[list[Any]] = []
         for source, target in image.mounts.items():
@@ -140,9 +138,9 @@ class Container:
         mounts += self._mounts()
         mounts.append([str(self._message_file()), _MESSAGE_PATH, False])
         return {
-            "sandbox": worker.sandbox_pid,
-            "scratch": str(worker.folder / "scratch"),
-            "files": worker.files,
+            "sandbox": owner.sandbox_pid,
+            "scratch": str(owner.folder / "scratch"),
+            "files": owner.files,
             "mounts": mounts,
             "read_only": context.get("readOnlyRootFilesystem", False),
             "no_new_privileges": context.get("allowPrivilegeEscalation") is False,
@@ -156,7 +154,7 @@ class Container:
 
     def _message_file(self) -> Path:
         """Return the file for the container's last message, empty at each start."""
-        path = self.worker.folder / f"{self.name}.message"
+        path = self.owner.folder / f"{self.name}.message"
         path.write_text("")
         path.chmod(0o666)
         return path
@@ -173,17 +171,17 @@ class Container:
         for entry in self.spec.get("env", []):
             if entry["name"] in env:
                 env[entry["name"]] = translate(env[entry["name"]], folders)
-        self._env = self.worker.kubelet.loopback.resolved(self.worker.namespace, env)
+        self._env = self.owner.host.loopback.resolved(self.owner.namespace, env)
         words = [translate(expand(word, self._env), folders) for word in argv]
         folder = translate(self.spec.get("workingDir", "/"), folders)
         return {"sandbox": None, "folder": folder, "argv": words, "env": self._env}
 
     def _mounts(self) -> list[list[Any]]:
         """Return the mounts of volumes: folder, path in the container, and whether it is read-only."""
-        volumes = {volume["name"]: volume for volume in self.worker.spec.get("volumes", [])}
+        volumes = {volume["name"]: volume for volume in self.owner.spec.get("volumes", [])}
         mounts: list[list[Any]] = []
         for entry in self.spec.get("volumeMounts", []):
-            volume_folder = (self.worker.folder / "volumes" / entry["name"]).resolve()
+            volume_folder = (self.owner.folder / "volumes" / entry["name"]).resolve()
             source = volume_folder / entry.get("subPath", "")
             if not source.exists():
                 source.mkdir(parents=True)
@@ -226,7 +224,7 @@ class Container:
 
     async def _start(self, spec: Object) -> tuple[Process, str, str]:
         """Start runtime.py; return it, the command's process id, and why that could not be started."""
-        spec_file = self.worker.folder / f"{self.name}.json"
+        spec_file = self.owner.folder / f"{self.name}.json"
         spec_file.touch(mode=0o600)
         spec_file.write_text(json.dumps(spec))
         read_end, write_end = os.pipe()
@@ -249,7 +247,7 @@ class Container:
 
     def _message(self) -> str:
         """Return what the container has left as its last message."""
-        path = self.worker.folder / f"{self.name}.message"
+        path = self.owner.folder / f"{self.name}.message"
         if not path.exists():
             return ""
         return path.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
@@ -263,17 +261,17 @@ class Container:
         self.status["ready"] = not self.init and "readinessProbe" not in self.spec
         if not self.init and not self.status["ready"]:
             self._probing = asyncio.create_task(self._probe())
-        self.worker.store.event(
-            self.worker.pod, "Normal", "Started", f"Started container {self.name}"
+        self.owner.store.event(
+            self.owner.pod, "Normal", "Started", f"Started container {self.name}"
         )
-        self.worker.publish(None if self.init else "Running")
+        self.owner.publish(None if self.init else "Running")
 
     async def _probe(self) -> None:
         """Make the container ready once its readiness probe is answered."""
-        address = self.worker.pod["status"]["podIP"]
-        await wait_until_ready(self.spec, address, self.worker.sandbox_pid)
+        address = self.owner.pod["status"]["podIP"]
+        await wait_until_ready(self.spec, address, self.owner.sandbox_pid)
         self.status["ready"] = True
-        self.worker.publish()
+        self.owner.publish()
 
     async def _back_off(self, failures: int) -> None:
         """Wait before the next restart: hardly at all at first, then twice as long each time."""
@@ -283,12 +281,10 @@ class Container:
             factor = min(2 ** (failures - 2), _LONGEST_BACKOFF_FACTOR)
             message = "back-off restarting failed container"
             self.status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
-            text = f"Back-off restarting failed container {self.name} in pod {self.worker.name}"
-            self.worker.store.event(self.worker.pod, "Warning", "BackOff", text)
-        self.worker.publish()
-        await self.worker.stopped_within(
-            self.worker.kubelet.settings.crash_backoff_seconds * factor
-        )
+            text = f"Back-off restarting failed container {self.name} in pod {self.owner.name}"
+            self.owner.store.event(self.owner.pod, "Warning", "BackOff", text)
+        self.owner.publish()
+        await self.owner.stopped_within(self.owner.host.settings.crash_backoff_seconds * factor)
         self.status["restartCount"] += 1
 
 

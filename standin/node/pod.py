@@ -8,56 +8,30 @@ import copy
 import signal
 import sys
 import traceback
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
 
 from standin.node import runtime
 from standin.node.container import KILLED, Container
 from standin.node.dns import DOMAIN
-from standin.node.environment import Waiting
+from standin.node.host import Host
 from standin.node.network import GATEWAY, attach
+from standin.node.pod_state import PodState
 from standin.node.volumes import set_up_volume, tear_down_volumes, translate_files
-from standin.state.objects import (
-    Object,
-    name_of,
-    namespace_of,
-    now,
-    set_condition,
-    terminating,
-    uid_of,
-)
+from standin.state.objects import Object, now, terminating
 
-if TYPE_CHECKING:
-    from standin.node.kubelet import Kubelet
-
-T = TypeVar("T")
-
-_RETRY_SECONDS = 0.2
 _LONGEST_HOST_NAME = 63
-_END_REASONS = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}
 
 
-class PodWorker:
+class PodWorker(PodState):
     """Drives one scheduled pod to its end; the only writer of the pod's container statuses."""
 
-    def __init__(self, kubelet: Kubelet, pod: Object) -> None:
-        self.kubelet = kubelet
-        self.store = kubelet.store
-        self.pod = pod
+    def __init__(self, host: Host, pod: Object, running: Callable[[], Iterable[PodState]]) -> None:
+        super().__init__(host, pod, running)
         self._stored = pod  # as the API server has it
         self._is_heard = True  # by the API server
-        self.spec = pod["spec"]
-        self.namespace = namespace_of(pod)
-        self.name = name_of(pod)
-        self.folder = kubelet.settings.state / "pods" / uid_of(pod)
-        self.claims: set[str] = set()  # that it uses
-        self.files: dict[str, str] = {}  # written into every container's root, by path
-        self.stopping = asyncio.Event()
         self._deadline: float | None = None  # loop time of the SIGKILL
-        self._sandbox: Process | None = None
-        self._ip: str | None = None
         status = pod.setdefault("status", {"phase": "Pending"})
         inits = self.spec.get("initContainers", [])
         waiting = "PodInitializing" if inits else "ContainerCreating"
@@ -82,50 +56,6 @@ class PodWorker:
         field = "initContainerStatuses" if init else "containerStatuses"
         status.setdefault(field, []).append(entry)
         return Container(self, spec, entry, init)
-
-    @property
-    def sandbox_pid(self) -> int | None:
-        """Return the process that holds the pod's namespaces; None where it has none."""
-        if self._sandbox is None:
-            return None
-        return self._sandbox.pid
-
-    def publish(self, phase: str | None = None) -> None:
-        """Bring the pod's conditions (and phase) in line with its containers, and tell watchers."""
-        status = self.pod["status"]
-        if phase:
-            status["phase"] = phase
-        are_ready = all(main.status["ready"] for main in self._mains)
-        is_ready = are_ready and not terminating(self.pod)
-        reason = "" if is_ready else "ContainersNotReady"
-        reason = _END_REASONS.get(status["phase"], reason)
-        set_condition(status, "PodReadyToStartContainers", str(self._ip is not None))
-        set_condition(status, "Initialized", str(all(init.status["ready"] for init in self._inits)))
-        set_condition(status, "ContainersReady", str(is_ready), reason)
-        set_condition(status, "Ready", str(is_ready), reason)
-        self.store.touch(self.pod)
-
-    async def stopped_within(self, seconds: float) -> bool:
-        """Wait; return True as soon as the pod is asked to stop."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.stopping.wait(), seconds)
-        return self.stopping.is_set()
-
-    async def retry(
-        self, action: Callable[[], T], event: str, status: Object | None = None
-    ) -> T | None:
-        """Call `action` until it raises Waiting no more; return None when the pod is stopped first."""
-        while not self.stopping.is_set():
-            try:
-                return action()
-            except Waiting as waiting:
-                self.store.event(self.pod, "Warning", event, waiting.message)
-                if status is not None:
-                    facts = {"reason": waiting.reason, "message": waiting.message}
-                    status["state"] = {"waiting": facts}
-                    self.publish()
-                await self.stopped_within(_RETRY_SECONDS)
-        return None
 
     # -- life
     async def _run(self) -> None:
@@ -152,32 +82,35 @@ class PodWorker:
         for name in ("volumes", "logs", "scratch"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         host = self.spec.get("hostname", self.name)[:_LONGEST_HOST_NAME]
-        if self.kubelet.settings.loopback:
-            self._ip = self.kubelet.loopback.of(self.namespace, host)
+        if self.host.settings.loopback:
+            self.ip = self.host.loopback.of(self.namespace, host)
         else:
             await self._make_sandbox(host)
-        self.pod["status"].update(podIP=self._ip, podIPs=[{"ip": self._ip}])
+        self.pod["status"].update(podIP=self.ip, podIPs=[{"ip": self.ip}])
         for volume in self.spec.get("volumes", []):
             await self.retry(partial(set_up_volume, self, volume), "FailedMount")
         # Of a pod that is stopped before, some volumes may be missing.
-        if self.kubelet.settings.loopback and not self.stopping.is_set():
-            translate_files(self)
+        if self.host.settings.loopback and not self.stopping.is_set():
+            folders: dict[str, str] = {}
+            for container in self.containers.values():
+                folders |= container.folders()
+            translate_files(self, folders)
 
     async def _make_sandbox(self, host: str) -> None:
         command = (sys.executable, "-I", "-S", runtime.__file__, "sandbox", host)
-        self._sandbox = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE)
-        assert self._sandbox.stdout is not None
-        if await self._sandbox.stdout.readline() != b"ok\n":
+        self.sandbox = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE)
+        assert self.sandbox.stdout is not None
+        if await self.sandbox.stdout.readline() != b"ok\n":
             raise RuntimeError("the sandbox did not start")
-        self._ip = self.kubelet.free_address()
-        await attach(self._sandbox.pid, self._ip)
+        self.ip = self.host.free_address({pod.ip for pod in self.running()})
+        await attach(self.sandbox.pid, self.ip)
         full_name = ""
         subdomain = self.spec.get("subdomain")
         if subdomain:
             full_name = f"{host}.{subdomain}.{self.namespace}.{DOMAIN} "
         search = f"{self.namespace}.{DOMAIN} {DOMAIN} cluster.local"
         self.files = {
-            "/etc/hosts": f"127.0.0.1 localhost\n{self._ip} {full_name}{host}\n",
+            "/etc/hosts": f"127.0.0.1 localhost\n{self.ip} {full_name}{host}\n",
             "/etc/hostname": host + "\n",
             "/etc/resolv.conf": f"nameserver {GATEWAY}\nsearch {search}\noptions ndots:5 timeout:2\n",
         }
@@ -190,10 +123,10 @@ class PodWorker:
                 phase = "Failed"
             main.status.update(ready=False, started=False)
         self.publish(phase)
-        if self._sandbox:
+        if self.sandbox:
             with contextlib.suppress(ProcessLookupError):
-                self._sandbox.kill()
-            await self._sandbox.wait()
+                self.sandbox.kill()
+            await self.sandbox.wait()
         tear_down_volumes(self.folder)
         if self._is_heard and terminating(self.pod):
             self.store.delete(self.pod, grace_seconds=0)
@@ -229,10 +162,6 @@ class PodWorker:
             self.containers[entry["name"]].status = entry
 
     # -- end
-    @property
-    def ip(self) -> str | None:
-        return self._ip
-
     def stop(self, grace_seconds: float) -> None:
         """SIGTERM now, SIGKILL after the grace; a later call can only shorten it."""
         deadline = asyncio.get_running_loop().time() + grace_seconds

@@ -4,51 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from standin.node import runtime
 from standin.node.environment import Waiting, project
 from standin.node.loopback import translate
+from standin.node.pod_state import PodState
 from standin.state.objects import Object, claim_name, quantity
-
-if TYPE_CHECKING:
-    from standin.node.pod import PodWorker
 
 _PROJECTED = {"configMap", "secret"}
 _DEFAULT_MEMORY_VOLUME = "1Gi"
 
 
-def set_up_volume(worker: PodWorker, volume: Object) -> None:
-    """Make one volume ready below the worker's folder; Waiting when a claim or a ConfigMap is not there yet."""
-    at = worker.folder / "volumes" / volume["name"]
-    claim = claim_name(worker.name, volume)
+def set_up_volume(owner: PodState, volume: Object) -> None:
+    """Make one volume ready below the pod's folder; Waiting when a claim or a ConfigMap is not there yet."""
+    at = owner.folder / "volumes" / volume["name"]
+    claim = claim_name(owner.name, volume)
     if claim:
-        _link(at, _claim_folder(worker, claim))
+        _link(at, _claim_folder(owner, claim))
     elif "hostPath" in volume:
         _link(at, Path(volume["hostPath"]["path"]))
     elif "image" in volume:
-        _link(at, _image_folder(worker, volume["image"]["reference"]))
+        _link(at, _image_folder(owner, volume["image"]["reference"]))
     elif "emptyDir" in volume:
         at.mkdir(exist_ok=True)
-        _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
+        _empty(at, volume["emptyDir"] or {}, in_memory=not owner.host.settings.loopback)
     else:
         at.mkdir(exist_ok=True)
 
         def write(path: str, content: bytes, mode: int) -> None:
             _write(at / path, content, mode)
 
-        project(worker.store, worker.pod, volume, write)
+        project(owner.store, owner.pod, volume, write)
     # A folder of the machine is not ours to change, nor is an image.
     if not {"hostPath", "image"} & volume.keys():
-        _give_to_pods_group(worker, at.resolve())
+        _give_to_pods_group(owner, at.resolve())
 
 
-def _give_to_pods_group(worker: PodWorker, folder: Path) -> None:
+def _give_to_pods_group(owner: PodState, folder: Path) -> None:
     """Give a volume to the group that the pod names, where there are other users."""
-    context = worker.spec.get("securityContext") or {}
+    context = owner.spec.get("securityContext") or {}
     group = context.get("fsGroup")
-    if group is None or worker.kubelet.settings.loopback or runtime.single_user():
+    if group is None or owner.host.settings.loopback or runtime.single_user():
         return
     is_lazy = context.get("fsGroupChangePolicy") == "OnRootMismatch"
     if is_lazy and folder.stat().st_gid == group:
@@ -69,28 +67,28 @@ def tear_down_volumes(folder: Path) -> None:
             runtime.unmount(str(at))
 
 
-def _claim_folder(worker: PodWorker, claim: str) -> Path:
+def _claim_folder(owner: PodState, claim: str) -> Path:
     """Return the folder of a claim; Waiting where it does not exist, or another node has it."""
-    pvc = worker.store.get("PersistentVolumeClaim", worker.namespace, claim)
+    pvc = owner.store.get("PersistentVolumeClaim", owner.namespace, claim)
     if pvc is None:
         raise Waiting("ContainerCreating", f'persistentvolumeclaim "{claim}" not found')
     elsewhere = []
-    for other in worker.kubelet.alive():
-        has_it = other.namespace == worker.namespace and claim in other.claims
-        if has_it and other.spec["nodeName"] != worker.spec["nodeName"]:
+    for other in owner.running():
+        has_it = other.namespace == owner.namespace and claim in other.claims
+        if has_it and other.spec["nodeName"] != owner.spec["nodeName"]:
             elsewhere.append(other.name)
     if elsewhere and pvc["spec"]["accessModes"] == ["ReadWriteOnce"]:
         message = f'Multi-Attach error for volume "{claim}": volume is already used by pod(s) {", ".join(elsewhere)}'
         raise Waiting("ContainerCreating", message)
-    worker.claims.add(claim)
-    folder = worker.kubelet.settings.state / "claims" / worker.namespace / claim
+    owner.claims.add(claim)
+    folder = owner.host.settings.state / "claims" / owner.namespace / claim
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _image_folder(worker: PodWorker, reference: str) -> Path:
+def _image_folder(owner: PodState, reference: str) -> Path:
     """Return the folder that stands for an image that is mounted as a volume."""
-    folder = worker.kubelet.settings.state / "images" / reference
+    folder = owner.host.settings.state / "images" / reference
     if not folder.is_dir():
         message = f'Back-off pulling image "{reference}"'
         raise Waiting("ImagePullBackOff", message)
@@ -102,14 +100,11 @@ def _link(at: Path, target: Path) -> None:
         at.symlink_to(target)
 
 
-def translate_files(worker: PodWorker) -> None:
+def translate_files(owner: PodState, folders: Mapping[str, str]) -> None:
     """Let projected files name the folders that stand for mounts; once all volumes are there."""
-    folders: dict[str, str] = {}
-    for container in worker.containers.values():
-        folders |= container.folders()
-    for volume in worker.spec.get("volumes", []):
+    for volume in owner.spec.get("volumes", []):
         if _PROJECTED & volume.keys():
-            for path in (worker.folder / "volumes" / volume["name"]).iterdir():
+            for path in (owner.folder / "volumes" / volume["name"]).iterdir():
                 path.write_text(translate(path.read_text(), folders))
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from standin.state.resources import Resource
+from standin.state.resources import Resource
 
 INVALID = "FieldValueInvalid"
 REQUIRED = "FieldValueRequired"

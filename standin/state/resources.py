@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from standin.state.errors import no_such_path
 from standin.state.objects import Object
 
 
@@ -112,31 +111,6 @@ def resource_of(obj: Object) -> Resource:
     return _BY_TYPE[obj["apiVersion"], obj["kind"]]
 
 
-@dataclass(frozen=True)
-class Target:
-    """Object or objects that a request's URL names. An empty namespace means all of them, or a cluster-wide kind."""
-
-    resource: Resource
-    namespace: str
-    name: str | None
-    subresource: str | None
-
-
-def parse_path(parts: list[str]) -> Target:
-    """URL parts below the host, e.g. `apis batch v1 namespaces ml jobs fit status`; ApiError 404 where nothing is."""
-    head = 2 if parts[0] == "api" else 3
-    if len(parts) <= head:
-        raise no_such_path()
-    group = "" if head == 2 else parts[1]
-    version = parts[head - 1]
-    rest = parts[head:]
-    namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
-        namespace = rest[1]
-        rest = rest[2:]
-    resource = _BY_PATH.get((group, version, rest[0]))
-    if resource is None or len(rest) > 3:
-        raise no_such_path()
-    # fit, status: what the URL leaves out is None.
-    name, subresource = (*rest[1:], None, None)[:2]
-    return Target(resource, namespace, name, subresource)
+def resource_at(group: str, version: str, plural: str) -> Resource | None:
+    """Return the kind that URLs name so; None if there is none."""
+    return _BY_PATH.get((group, version, plural))
