@@ -36,51 +36,62 @@ def kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
 
     if "label" in columns:
         return "labelled"
-    if not columns and all(_lacks_answer(record.value) for record in seen.records):
+    if columns:
+        return "text"
+    if all(_lacks_answer(record.value) for record in seen.records):
         return "prompt"
-    if _are_labelled(seen, columns):
+    _take_class_for_answer(seen)
+    if _has_answer_or_image(seen):
+        return "text"
+    changes = _class_columns(seen)
+    if changes is not None:
+        by_name.update(changes)
         return "labelled"
+    # Neither of two texts that are compared is the text to learn.
+    if seen.compares_texts:
+        by_name["text"] = None
     return "text"
 
 
-def _are_labelled(seen: SeenRecords, columns: Mapping[str, str]) -> bool:
-    """Return True for texts with classes, and note in `seen.by_name` which columns these are."""
+def _take_class_for_answer(seen: SeenRecords) -> None:
+    """Note in `seen.by_name` that the column of answers holds classes, if it does."""
+    answer = seen.by_name["completion"]
+    if answer is not None and seen.is_class_for_answer(answer):
+        seen.by_name["completion"] = None
+        seen.by_name["label"] = seen.by_name["label"] or answer
+
+
+def _has_answer_or_image(seen: SeenRecords) -> bool:
+    """True if records have more than texts and classes: a conversation, an answer or an image."""
     by_name = seen.by_name
-    answer = by_name["completion"]
-    if answer is not None and not columns and seen.is_class_for_answer(answer):
-        by_name["completion"] = None
-        by_name["label"] = by_name["label"] or answer
+    is_talk = by_name["messages"] is not None or "conversations" in seen.first
+    return is_talk or by_name["completion"] is not None or by_name["image"] is not None
 
-    # A label beside a text, with nothing that is an answer: the classes of a classifier.
-    talks = by_name["messages"] or by_name["completion"] or "conversations" in seen.first
-    if talks or columns or by_name["image"]:
-        return False
 
+def _class_columns(seen: SeenRecords) -> dict[str, str | None] | None:
+    """Return what texts with classes change in `seen.by_name`; None if records are no such texts."""
+    by_name = seen.by_name
     classes = [name for name in seen.classes() if name != by_name["text"]]
     label = by_name["label"]
     if not label and len(classes) == 1:
         label = classes[0]
+
     about = seen.text_with_subject()
     if about is not None and label is not None:
-        by_name["text"], by_name["text_pair"] = about
-        by_name["label"] = label
-        return True
+        return {"text": about[0], "text_pair": about[1], "label": label}
 
     has_label = by_name["label"] and by_name["text"]
     if has_label or can_be_read(seen.records[0], "labelled"):
-        return True
+        return {}
 
     # Two texts that are compared, whatever the column with the verdict is called.
     if seen.compares_texts:
-        by_name["label"] = label
-        by_name["text"] = None
-        return label is not None
+        return None if label is None else {"label": label, "text": None}
 
-    if len(classes) == 1 and (by_name["text"] or len(seen.texts()) == 1):
-        by_name["label"] = classes[0]
-        by_name["text"] = by_name["text"] or seen.texts()[0]
-        return True
-    return False
+    texts = [by_name["text"]] if by_name["text"] else seen.texts()
+    if len(classes) == 1 and len(texts) == 1:
+        return {"label": classes[0], "text": texts[0]}
+    return None
 
 
 def _lacks_answer(value: RecordValue) -> bool:
