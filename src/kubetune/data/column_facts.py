@@ -1,4 +1,4 @@
-"""What a column of records holds, counted over all of them: a text that answers are about, thoughts, a class, an id.
+"""The contents of a column, counted over all records: a text that answers are about, thoughts, a class, an id.
 
 Findings name by it what nothing reads, and `kubetune init` chooses by it.
 """
@@ -44,13 +44,14 @@ Meaning = Literal["subject", "thought", "text", "class", "group", "number", "med
 MOST_CLASSES: Final = 20
 _MOST_NAMED_CLASSES: Final = 200
 FEWEST_RECORDS: Final = 30
-# So many are enough to name the column; a task is guessed from more.
+# A column of so many records is named in a finding; `init` guesses a task from FEWEST_RECORDS.
 _FEWEST_NAMED: Final = 6
 _LONGEST_CLASS: Final = 40  # characters
 # Share of the values that are phrases in a column of texts; the others may be single words.
 _PHRASES_OF_A_TEXT: Final = 0.5
-# Share of the records in which a column says what the record says anyway.
+# "Nearly all records" are this share of them.
 _MOSTLY: Final = 0.9
+# A list of classes is in at least this share of the records, since no class may apply to one.
 _SOME: Final = 0.3
 
 
@@ -130,40 +131,70 @@ class ColumnFacts:
         )
 
     def meaning(self, name: str, *, records: int) -> Meaning:
-        """Return what the column is. `records`: of all."""
-        if not self.records:
-            return "other"
+        """Return what the column is: the first of these that holds. `records`: of all.
+
+        medium    images and the like
+        other     it repeats the record's texts
+        thought   it is called so, and has texts that differ
+        subject   it is called like a text that a question is about, and has words
+        class     it has few short values; sentences beside an answer are instructions
+        group     it is called like metadata, and has few values; other metadata are `other`
+        number    a weight of rows, or a number beside a plain text
+        text      phrases; of a prompt or an answer one word is enough
+        """
         if self._are_media():
             return "medium" if self.medium(name) else "other"
-        # A prompt has to be that of each record.
-        share = 1.0 if name in PROMPTS else _MOSTLY
-        if self.repeated >= share * self.records:
+        if self._repeats_record(name):
             return "other"
-        mean = self.mean_words()
-        # Single words are texts only if they differ: else they are efforts, kinds or languages.
-        is_told = mean >= 2 or (mean >= 1 and self._differ())
-        is_few = self.is_class(name, records=records)
-        # Formulas have no words, and numbers are counts of tokens.
-        is_written = is_told or (self._differ() and self.numbers < self.records)
-        if names_thought(name) and is_written and not is_few:
+        if self._is_thought(name, records):
             return "thought"
-        if names_subject(name) and (is_told or self.answer):
+        if names_subject(name) and (self._has_words() or self.answer):
             return "subject"
-        is_text = self.phrases >= _PHRASES_OF_A_TEXT * self.records
-        # Sentences that repeat beside an answer are instructions.
-        is_said = is_text and bool(self.answer)
-        if not is_said and self.is_class(name, records=records, fewest=_FEWEST_NAMED):
+        are_instructions = self._has_phrases() and bool(self.answer)
+        if not are_instructions and self.is_class(name, records=records, fewest=_FEWEST_NAMED):
             return "class"
-        if name in PROMPTS or name in ANSWERS:
-            is_text = mean >= 1
         if names_metadata(name, self.mean_words()):
-            # A language or an origin parts the records as a class does.
-            is_group = name not in PROMPTS and self._has_few_values(records, _FEWEST_NAMED)
-            return "group" if is_group and not name.startswith(_OF_MESSAGES) else "other"
-        is_weight = bool(self.answer) and names_weight(name) and self.numbers == self.records
-        if is_weight or self._may_be_predicted(records):
+            return "group" if self._is_group(name, records) else "other"
+        if self._is_number(name, records):
             return "number"
-        return "text" if is_text else "other"
+        return "text" if self._is_text(name) else "other"
+
+    def _repeats_record(self, name: str) -> bool:
+        """True if the other texts of records hold the values too: of nearly all records, or of all for a prompt."""
+        share = 1.0 if name in PROMPTS else _MOSTLY
+        return self.repeated >= share * self.records
+
+    def _is_thought(self, name: str, records: int) -> bool:
+        """True if the column is called like thoughts, and holds texts or formulas that differ."""
+        # Formulas have no words, and numbers are counts of tokens.
+        is_written = self._has_words() or (self._differ() and self.numbers < self.records)
+        return names_thought(name) and is_written and not self.is_class(name, records=records)
+
+    def _is_group(self, name: str, records: int) -> bool:
+        """True if metadata part the records as a class does, such as a language or an origin."""
+        is_of_record = name not in PROMPTS and not name.startswith(_OF_MESSAGES)
+        return is_of_record and self._has_few_values(records, _FEWEST_NAMED)
+
+    def _is_number(self, name: str, records: int) -> bool:
+        """True if the column weighs rows with an answer, or has a number beside nearly each plain text."""
+        if self.answer and names_weight(name) and self.numbers == self.records:
+            return True
+        is_beside_text = bool(self.text) and not self.answer
+        return is_beside_text and self.numbers >= max(_FEWEST_NAMED, _MOSTLY * records)
+
+    def _is_text(self, name: str) -> bool:
+        """True if the column holds phrases; of a prompt or an answer one word is enough."""
+        if name in PROMPTS or name in ANSWERS:
+            return self.mean_words() >= 1
+        return self._has_phrases()
+
+    def _has_words(self) -> bool:
+        """True if values are texts. Single words are only if they differ: else they are efforts, kinds or languages."""
+        mean = self.mean_words()
+        return mean >= 2 or (mean >= 1 and self._differ())
+
+    def _has_phrases(self) -> bool:
+        return self.phrases >= _PHRASES_OF_A_TEXT * self.records
 
     def medium(self, name: str) -> Medium | None:
         """Return what most records have in the column: an image or the like; None for texts and for where these are from."""
@@ -189,11 +220,6 @@ class ColumnFacts:
         values = len(self.values)
         return not self.is_short or values > min(self.records / 2, _MOST_NAMED_CLASSES)
 
-    def _may_be_predicted(self, records: int) -> bool:
-        """True if nearly all records have a number beside a plain text, such as a score or a price."""
-        is_beside_text = bool(self.text) and not self.answer
-        return is_beside_text and self.numbers >= max(_FEWEST_NAMED, _MOSTLY * records)
-
     def is_class(self, name: str, *, records: int, fewest: int = FEWEST_RECORDS) -> bool:
         """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
         is_aside = names_metadata(name) or name.startswith(_OF_MESSAGES)
@@ -203,7 +229,6 @@ class ColumnFacts:
         """True if the values are few, short and in nearly all records."""
         if not self.is_short or self.records < fewest:
             return False
-        # No class may apply to a record, where several may.
         share = _SOME if self.is_list else _MOSTLY
         if self.records < share * records or not 2 <= len(self.values) <= self._most_classes():
             return False
