@@ -21,7 +21,7 @@ from hypothesis.strategies import none
 import tests.offline.sitecustomize  # noqa: F401 - importing it is what guards this process
 from kubetune.base import reminders
 from tests import workers
-from tests.slow_cases import SLOW_CASES
+from tests.slow_cases import is_slow
 
 OFFLINE = Path(__file__).parent / "offline"
 
@@ -126,7 +126,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark slow cases. Begin with the longest files, in the order that chance gave all else."""
     for item in items:
-        if item.nodeid.removeprefix("tests/") in SLOW_CASES:
+        if is_slow(item.nodeid.removeprefix("tests/")):
             item.add_marker(pytest.mark.slow)
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))

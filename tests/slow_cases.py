@@ -1,72 +1,494 @@
-"""Cases that the default suite leaves to the slow one: they take seconds, and of most a quicker case stays.
+"""Cases that the default suite leaves to the slow one: they take a second or more, and a quicker proof of their kind stays.
 
-One table, so that one sees at a glance what a default run does not try. `file::test` or `file::test[case]`.
+Below each file its cases, `test` with all its cases or `test[case]`. One table, so that one sees at a glance what a
+default run does not try. What stays though it takes long is the first proof of a promise: that a killed run ends as
+one that was never killed, that a job of the README works from its first command to its last.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-SLOW_CASES: Final = frozenset(
-    """
-cluster/test_operate_absences.py::test_a_server_that_has_not_read_the_newest_revision_is_asked_again[cp]
-cluster/test_operate_absences.py::test_an_api_server_that_has_just_started_ends_no_follower
-cluster/test_operate_absences.py::test_who_stops_or_deletes_a_run_hears_of_a_lost_host
-cluster/test_operate_logs.py::test_a_log_that_always_breaks_off_is_an_error_of_logs_once_the_run_is_over
-cluster/test_operate_logs.py::test_followed_logs_go_on_after_a_kubelet_has_started_anew
-cluster/test_operate_many.py::test_all_of_many_pods_are_followed_to_their_end[60]
-cluster/test_operate_prepare.py::test_while_it_prepares_status_says_so
-cluster/test_operate_samplers.py::test_both_groups_of_a_jobset_start_stop_and_end_together
-cluster/test_operate_samplers.py::test_servers_beside_a_job_end_once_the_run_has_and_come_back_with_it
-crash/test_damage.py::test_a_run_that_goes_on_notices_damaged_prepared_data[train/tokens.u32-1000]
-crash/test_peers.py::test_a_killed_rank_is_named_and_the_next_start_goes_on[borrowing a layer, rank 0]
-crash/test_stop.py::test_a_stop_before_an_evaluation_that_is_due_changes_no_file[3-True]
-crash/test_stop.py::test_one_rank_is_told_and_both_stop_after_the_same_step[ddp-micro-batch-8-1]
-crash/test_stop.py::test_stopped_in_each_phase[load]
-run/test_async_checkpoint.py::test_every_checkpoint_holds_the_bytes_it_would_hold_otherwise[lora]
-run/test_auto_by_force.py::test_ranks_short_of_memory_decide_alike_and_learn_the_same[one is short]
-run/test_base_shards.py::test_every_task_has_the_same_bits[reward_model]
-run/test_before_after.py::test_a_teacher_answers_beside_the_model_that_learnt_from_it
-run/test_beside_the_loop.py::test_steps_may_last_longer_than_a_write[full, sharded]
-run/test_classifiers.py::test_8_bit_adamw_follows_adamw_and_resumes_bit_by_bit
-run/test_cpu_dtype.py::test_a_run_and_its_plan_say_that_a_dtype_is_slow_and_show_no_share_of_a_slow_peak
-run/test_distill.py::test_a_kill_while_answers_are_drawn_changes_no_bit[signal 15:micro-batch:6]
-run/test_distill.py::test_drawn_answers_are_those_of_any_ranks_and_their_loss_is_plain
-run/test_distill.py::test_ranks_train_as_one_and_the_result_is_exported
-run/test_distill_servers.py::test_a_stop_while_a_teacher_hangs_saves_and_goes_on[teacher_k-1]
-run/test_distill_servers.py::test_a_teacher_that_does_wrong_ends_the_run_by_name[student_k-die-broke off|refused]
-run/test_distill_servers.py::test_a_teacher_that_does_wrong_ends_the_run_by_name[student_k-fewer places-answered]
-run/test_distill_servers.py::test_drawn_answers_are_judged_on_servers[teacher_k]
-run/test_distill_servers.py::test_other_weights_under_the_same_name_are_noticed
-run/test_distill_servers.py::test_servers_say_what_a_teacher_in_memory_does[0.5-teacher_k-512]
-run/test_distill_servers.py::test_vocabularies_that_are_padded_otherwise_are_compared_where_they_are_alike
-run/test_fsdp.py::test_another_number_of_ranks_goes_on[2-1]
-run/test_grpo.py::test_a_divergence_is_from_the_model_before_training[lora]
-run/test_grpo.py::test_a_killed_run_ends_as_one_that_was_never_killed[several-micro-batch-6]
-run/test_grpo.py::test_answers_that_teach_nothing_still_balance_the_experts
-run/test_grpo_fsdp.py::test_slices_draw_and_learn_as_one_rank_does[True-2-settings0]
-run/test_grpo_gradients.py::test_every_loss_and_gradient_is_that_of_plain_torch[fsdp-2]
-run/test_grpo_held_out.py::test_a_run_that_learns_nothing_ends_with_that
-run/test_grpo_models.py::test_models_reward_alike_on_any_ranks
-run/test_grpo_rewards.py::test_no_process_of_a_function_outlives_it[bombs]
-run/test_grpo_servers.py::test_a_fault_that_passes_changes_nothing[half]
-run/test_grpo_servers.py::test_a_fault_that_stays_ends_the_run_by_name[bad request-max_tokens is too large]
-run/test_grpo_servers.py::test_a_server_that_is_killed_and_comes_again_is_asked_again[0]
-run/test_grpo_servers.py::test_a_stop_while_servers_draw_saves_and_goes_on
-run/test_grpo_servers.py::test_an_adapter_that_one_server_refuses_is_rolled_back
-run/test_grpo_servers.py::test_any_number_of_ranks_asks_for_the_same_answers[lag-1]
-run/test_grpo_servers.py::test_versions_have_names_of_their_own_and_leave_when_they_are_old
-run/test_judgement.py::test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks[2]
-run/test_serve_check.py::test_a_model_that_sees_is_compared_by_its_texts
-run/test_serve_check.py::test_a_silent_server_ends_the_check_in_time[/tokenize]
-run/test_serve_check.py::test_a_silent_server_ends_the_check_in_time[/v1/completions]
-run/test_serve_check.py::test_embeddings_that_a_server_passes_over_are_named
-run/test_smoke.py::test_a_rank_that_never_comes_is_named
-run/test_tracking.py::test_wandb_holds_one_run_over_two_starts_in_files_of_its_own
-run/test_verify_resume.py::test_a_bad_resume_is_named[skip_a_batch_on_resume-batch ids]
-run/test_vision.py::test_learns_to_tell_the_colour_of_images_it_has_not_seen
-unit/test_base_model.py::test_a_plan_refuses_adapters_on_embeddings_that_the_head_is_tied_to[llama-embed_tokens]
-unit/test_base_model.py::test_targets_that_a_mamba_can_have_are_told_and_work
-unit/test_ui.py::test_a_live_page_keeps_its_curve_and_what_is_ticked
-""".strip().splitlines()
-)
+_TABLE: Final = r"""
+cluster/test_credentials.py
+    test_a_login_program_that_fails_after_it_worked_is_asked_again
+cluster/test_loopback.py
+    test_pods_see_their_volumes_and_leave_nothing_behind
+cluster/test_operate.py
+    test_a_broken_off_cp_goes_on_where_it_was
+    test_cp_brings_the_results_and_what_is_there_stays
+    test_cp_of_a_run_that_ends_meanwhile_goes_on
+    test_cp_of_a_run_that_runs_copies_what_grows_and_no_heartbeats
+    test_cp_writes_nothing_outside_of_its_folder
+    test_events_are_those_of_the_run_alone
+    test_gpus_of_all_pods_are_one_table
+    test_jupyter_gets_a_token_that_stays
+    test_replacing_is_asked_for_once_and_lets_the_pods_save
+    test_tensorboard_is_reached_on_this_machine
+    test_top_needs_no_metrics_server
+    test_what_auto_is_on_this_cluster_stays_for_all_starts
+cluster/test_operate_absences.py
+    test_a_kind_that_each_cluster_has_is_never_missing
+    test_a_kubelet_that_is_away_ends_no_follower
+    test_a_kubelet_that_starts_anew_costs_seconds
+    test_a_lost_host_is_named_with_the_way_out
+    test_a_right_that_is_missing_is_told_once_the_server_is_ready
+    test_a_server_that_has_not_read_the_newest_revision_is_asked_again
+    test_a_server_that_knows_no_kinds_yet_hides_no_run
+    test_a_verb_that_meets_an_api_server_that_has_just_started
+    test_a_watch_that_is_ahead_of_the_server_goes_on
+    test_an_api_server_that_has_just_started_ends_no_follower
+    test_results_of_a_run_that_runs_are_copied_from_its_pods
+    test_what_a_node_says_in_the_place_of_a_log_is_no_line_of_it
+    test_who_stops_or_deletes_a_run_hears_of_a_lost_host
+cluster/test_operate_admission.py
+    test_a_jobset_that_makes_its_cache_is_made_anew
+    test_a_train_job_is_submitted_where_webhooks_look_up_its_runtime
+    test_a_workload_that_is_refused_for_good_leaves_nothing
+    test_ctrl_c_leaves_nothing
+    test_what_was_there_before_stays_where_the_rest_is_refused
+cluster/test_operate_causes.py
+    test_a_killed_pod_is_named_though_it_is_gone
+    test_a_pod_that_was_drained_is_named_and_costs_no_retry
+    test_a_run_that_was_stopped_was_ended_by_nothing_from_outside
+    test_the_agent_leaves_its_word_with_kubernetes
+cluster/test_operate_ends.py
+    test_a_pod_that_only_starts_hears_that_it_is_to_stop
+    test_a_stopped_job_keeps_the_pod_that_was_killed_before
+    test_a_stopped_run_tells_its_last_numbers_though_a_pod_of_an_earlier_start_stays
+    test_results_come_home_though_the_run_was_deleted
+    test_silence_is_explained
+    test_what_prepares_is_named_as_the_cause_of_a_failure
+cluster/test_operate_faults.py
+    test_a_sweep_outlives_an_api_server_that_is_away_for_a_while
+    test_every_call_may_fail
+cluster/test_operate_leaving.py
+    test_a_command_in_all_pods_can_be_left
+    test_a_volume_that_is_going_is_waited_for
+    test_an_end_that_another_start_follows_is_none
+    test_stop_hears_pods_that_are_gone_before_its_next_request
+    test_what_a_command_prints_is_shown_at_once
+    test_who_follows_may_leave_and_the_run_goes_on
+    test_who_follows_one_node_learns_why_the_other_does_not_come
+    test_who_stops_a_run_hears_what_becomes_of_it_when_the_server_goes
+cluster/test_operate_logs.py
+    test_a_log_that_always_breaks_off_is_an_error_of_logs_once_the_run_is_over
+    test_a_pod_that_the_server_denies_is_read_on_while_the_watch_has_it
+    test_a_run_of_which_nobody_says_how_it_stands_is_not_followed_for_ever
+    test_followed_logs_go_on_after_a_kubelet_has_started_anew
+    test_followed_logs_go_on_in_the_pods_of_the_next_start
+cluster/test_operate_many.py
+    test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten
+    test_all_of_many_pods_are_followed_to_their_end[60]
+cluster/test_operate_monitoring.py
+    test_monitoring_comes_and_goes_with_the_run
+cluster/test_operate_news.py
+    test_a_claim_that_nothing_provides_is_named
+    test_a_run_that_cannot_be_read_hides_no_other
+    test_an_image_that_a_node_has_thrown_away_is_told_at_the_second_start
+    test_events_of_an_earlier_run_of_the_name_are_not_todays
+    test_the_end_of_a_statefulset_is_heard_at_once
+    test_what_a_cluster_says_does_not_steer_the_terminal
+cluster/test_operate_overlay.py
+    test_a_prefixed_run_meets_ends_and_is_found
+    test_submit_goes_on_with_what_kubectl_has_applied
+cluster/test_operate_prepare.py
+    test_bad_data_starts_no_training_and_can_be_mended
+    test_training_begins_after_what_prepares
+    test_while_it_prepares_status_says_so
+cluster/test_operate_queue.py
+    test_a_kind_that_kueue_leaves_alone_is_stopped_and_goes_on
+    test_a_run_that_names_no_queue_may_be_in_that_of_the_namespace
+    test_a_stateful_set_is_resumed_though_kueue_still_takes_it_away
+    test_what_is_urgent_takes_the_quota_of_a_run_which_then_goes_on
+cluster/test_operate_samplers.py
+    test_both_groups_of_a_jobset_start_stop_and_end_together
+    test_servers_beside_a_job_end_once_the_run_has_and_come_back_with_it
+    test_servers_beside_a_job_start_stop_and_end_with_it
+    test_status_says_why_a_server_waits
+cluster/test_operate_silence.py
+    test_a_log_is_followed_through_one_pod_while_none_of_the_run_answers
+    test_a_pod_that_does_not_answer_is_not_waited_for_for_ever
+    test_pods_that_cannot_be_asked_end_no_verb
+    test_results_come_home_past_a_pod_whose_node_is_down
+    test_where_nothing_answers_only_so_many_pods_are_made
+cluster/test_real_on_standin.py
+    test_only_a_follower_that_falls_silent_is_ended
+    test_the_api_server_may_have_any_address
+cluster/test_standin_gangs.py
+    test_a_run_makes_its_group_and_takes_it_along
+    test_operators_make_the_group_of_their_jobs
+crash/test_damage.py
+    test_a_run_directory_that_is_deleted_is_noticed_at_the_next_step
+    test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right
+    test_a_run_that_goes_on_notices_damaged_prepared_data[train/tokens.u32-1000]
+    test_no_damage_is_a_traceback
+crash/test_hang.py
+    test_a_rank_that_holds_the_interpreter_is_ended_from_outside_of_it
+    test_a_rank_that_leaves_early_is_no_success
+    test_a_run_that_goes_well_leaves_no_trace_of_its_watchdog
+crash/test_kill.py
+    test_killed_while_it_saves_after_sigterm
+    test_what_a_kill_left_half_written_is_gone_after_the_next_start
+crash/test_locks.py
+    test_what_nobody_finished_clearing_up_is_named
+crash/test_oom.py
+    test_a_rank_that_runs_out_of_memory_twice_without_getting_farther
+crash/test_peers.py
+    test_a_killed_rank_is_named_and_the_next_start_goes_on
+crash/test_permissions.py
+    test_light_verbs
+crash/test_read_only.py
+    test_a_disk_that_turns_read_only_in_the_middle
+crash/test_replaced_pods.py
+    test_a_node_that_comes_back_to_a_run_that_is_over_meets_nobody
+crash/test_stop.py
+    test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is
+    test_a_stop_before_an_evaluation_that_is_due_changes_no_file[3-True]
+    test_asked_twice_it_saves_once
+    test_killed_while_the_step_of_a_stop_is_saved_once_more
+    test_one_rank_is_told_and_both_stop_after_the_same_step[ddp-micro-batch-8-1]
+    test_processes_that_prepare_ignore_a_stop
+    test_stopped_in_each_phase[load]
+    test_stopped_while_it_prepares
+crash/test_world.py
+    test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over
+crash/test_writers.py
+    test_a_second_writer_is_refused_and_a_dead_one_is_no_obstacle
+run/test_adamw.py
+    test_the_norm_of_many_millions_is_that_of_fp64_and_copies_nothing
+run/test_agent.py
+    test_a_killed_rank_is_named_and_retryable
+    test_a_second_agent_is_refused_and_a_stale_lock_is_none
+    test_ending_well_needs_the_word_of_the_rank_and_an_earlier_ending_does_not_count
+    test_process_1_of_a_container_heeds_sigterm
+    test_sigterm_during_preparation_ends_quickly
+    test_sigterm_is_passed_on_once_and_waited_for
+    test_the_second_ctrl_c_kills
+    test_who_does_not_stop_within_the_grace_time_is_killed
+run/test_agent_stays.py
+    test_a_final_end_waits_to_be_stopped
+run/test_async_checkpoint.py
+    test_a_full_disk_ends_all_ranks_at_a_step
+    test_a_stop_waits_for_the_checkpoint_being_written
+    test_every_checkpoint_holds_the_bytes_it_would_hold_otherwise[lora]
+    test_training_goes_on_and_a_kill_loses_only_the_one_being_written
+run/test_auto_by_force.py
+    test_ranks_compile_all_or_none
+    test_ranks_short_of_memory_decide_alike_and_learn_the_same[one is short]
+run/test_base_shards.py
+    test_a_release_with_other_names_reads_and_measures_the_whole_base
+    test_bytes_that_are_moved_and_held_follow_the_formula
+    test_every_task_has_the_same_bits[reward_model]
+    test_no_rank_ever_holds_the_whole_base
+    test_the_model_before_training_is_cut_beside_one_that_learns_in_full
+run/test_before_after.py
+    test_a_conversation_is_shown_turn_by_turn
+    test_a_teacher_answers_beside_the_model_that_learnt_from_it
+    test_the_model_answers_before_and_after
+    test_what_has_no_answers_is_explained
+run/test_beside_the_loop.py
+    test_steps_may_last_longer_than_a_write[full, sharded]
+run/test_broken_hub.py
+    test_what_the_user_hears[data-garbage]
+run/test_broken_mirrors.py
+    test_a_copy_that_is_gone_after_a_fetch_that_was_cut_off_starts_nothing_over
+    test_a_store_that_fails_is_reported_in_time
+    test_a_store_that_fails_while_a_checkpoint_is_sent_never_seems_to_hold_it
+    test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched
+    test_a_store_without_a_whole_checkpoint_starts_nothing_over
+run/test_classifiers.py
+    test_8_bit_adamw_follows_adamw_and_resumes_bit_by_bit
+    test_a_classifier_is_asked_about_texts_alone
+    test_a_rank_that_has_no_rows_left_changes_no_metric
+    test_a_run_resumed_in_the_middle_ends_alike
+    test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_them
+    test_nothing_is_padded_where_lengths_differ_as_those_of_sst2
+    test_ranks_report_to_the_last_bit_what_one_reports
+run/test_containment.py
+    test_functions_can_do_what_the_table_says_and_no_more[as root-bounded]
+run/test_convert.py
+    test_a_conversion_that_was_stopped_is_begun_anew
+run/test_convert_hub.py
+    test_images_of_other_data_sets_are_not_taken_from_coco
+    test_images_of_the_hub_are_kept_as_they_are
+    test_records_of_the_hub_are_kept_in_its_cache
+run/test_cpu_dtype.py
+    test_a_narrow_model_is_trained_in_float32
+    test_a_run_and_its_plan_say_that_a_dtype_is_slow_and_show_no_share_of_a_slow_peak
+run/test_distill.py
+    test_a_kill_while_answers_are_drawn_changes_no_bit
+    test_a_model_learns_from_itself_shown_the_answer
+    test_a_run_does_not_go_on_with_another_teacher
+    test_a_run_is_a_teacher
+    test_drawn_answers_are_those_of_any_ranks_and_their_loss_is_plain
+    test_loss_and_gradient_are_those_of_plain_torch_at_any_split[2-fsdp]
+    test_more_tokens_than_there_are_can_be_kept
+    test_ranks_train_as_one_and_the_result_is_exported
+    test_rows_that_only_pad_a_vocabulary_are_not_compared
+    test_what_a_teacher_said_is_kept_and_the_same
+run/test_distill_servers.py
+    test_a_stop_while_a_teacher_hangs_saves_and_goes_on[teacher_k-1]
+    test_a_teacher_that_does_wrong_ends_the_run_by_name
+    test_another_teacher_is_refused_with_both_names
+    test_drawn_answers_are_judged_on_servers
+    test_nobody_there_ends_the_start_in_time
+    test_other_weights_under_the_same_name_are_noticed
+    test_servers_say_what_a_teacher_in_memory_does[0.5-teacher_k-512]
+    test_vocabularies_that_are_padded_otherwise_are_compared_where_they_are_alike
+run/test_earlier_runs.py
+    test_the_second_run_is_forecast_by_the_first
+run/test_failing_disk.py
+    test_every_change_on_a_disk_may_be_refused[report]
+run/test_findings.py
+    test_a_finding_is_the_same_wherever_it_is_shown[overlapping ranges]
+run/test_fsdp.py
+    test_another_number_of_ranks_goes_on[2-1]
+    test_gradients_are_summed_once_per_step_where_memory_allows
+    test_slices_are_those_of_the_whole_model
+run/test_grpo.py
+    test_a_divergence_is_from_the_model_before_training[lora]
+    test_a_first_step_that_no_reward_judges_is_named
+    test_a_first_step_that_teaches_nothing_is_named
+    test_a_function_that_always_fails_ends_the_run_and_is_asked_again
+    test_a_killed_run_ends_as_one_that_was_never_killed[several-micro-batch-6]
+    test_a_stop_while_answers_are_drawn_loses_and_repeats_nothing
+    test_an_error_of_one_rank_ends_all_ranks_with_its_reason
+    test_answers_of_gone_weights_must_be_in_the_file
+    test_answers_that_teach_nothing_still_balance_the_experts
+    test_any_number_of_ranks_draws_the_same_answers
+    test_groups_that_are_whole_are_not_drawn_again
+run/test_grpo_fsdp.py
+    test_slices_draw_and_learn_as_one_rank_does[True-2-settings0]
+run/test_grpo_gradients.py
+    test_every_loss_and_gradient_is_that_of_plain_torch[fsdp-2]
+run/test_grpo_held_out.py
+    test_a_run_that_learns_nothing_ends_with_that
+    test_rewards_of_held_out_prompts_choose_the_best_checkpoint
+    test_rewards_that_fail_on_all_held_out_prompts_end_the_run_before_it_learns
+run/test_grpo_models.py
+    test_a_reward_model_trained_here_scores_as_it_does_itself
+    test_models_reward_alike_on_any_ranks
+run/test_grpo_rewards.py
+    test_a_function_that_prints_without_end_is_stopped
+    test_a_reward_that_no_float_can_hold_is_none
+    test_answers_are_checked_by_a_schema_inline_or_of_a_file
+    test_code_that_fails_gives_no_reward_and_spoils_none[hangs-took longer than 1 s and was stopped]
+    test_deep_folders_are_removed_now_and_at_the_next_start
+    test_no_process_of_a_function_outlives_it
+    test_rewards_are_the_metrics_of_evaluations
+    test_the_reward_process_ends_with_the_rank
+run/test_grpo_servers.py
+    test_a_fault_that_passes_changes_nothing[half]
+    test_a_fault_that_stays_ends_the_run_by_name[bad request-max_tokens is too large]
+    test_a_killed_run_ends_as_one_that_was_never_killed
+    test_a_server_that_has_lost_the_adapter_is_given_it_again
+    test_a_server_that_is_gone_ends_the_run_by_name
+    test_a_server_that_is_killed_and_comes_again_is_asked_again[0]
+    test_a_stop_while_servers_draw_saves_and_goes_on
+    test_a_thread_that_does_not_come_back_ends_the_run
+    test_an_adapter_that_one_server_refuses_is_rolled_back
+    test_any_number_of_ranks_asks_for_the_same_answers[lag-1]
+    test_versions_have_names_of_their_own_and_leave_when_they_are_old
+run/test_identity.py
+    test_a_model_trained_whole_needs_its_base_only_beside_it
+    test_a_run_from_before_there_was_an_identity_goes_on_and_says_so
+    test_a_run_from_elsewhere_is_used_with_the_base_that_is_here[export]
+    test_verbs_that_load_the_base_refuse_another[evaluate]
+    test_verbs_that_load_the_base_refuse_another[export]
+run/test_judgement.py
+    test_a_budget_of_time_says_how_many_rows_were_asked
+    test_a_gate_ends_the_run_with_its_own_exit_code
+    test_a_run_is_compared_with_its_base_model_and_with_others
+    test_drawn_answers_are_those_of_the_sampler_and_judged_each
+    test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks[2]
+    test_the_page_and_the_card_show_the_base_model_beside_the_best_checkpoint
+    test_the_result_of_a_gate_that_failed_is_not_pushed
+    test_what_acts_on_greedy_answers_is_told
+    test_what_cannot_be_judged_is_refused_before_the_model_is_loaded
+run/test_launch.py
+    test_a_report_in_the_place_of_the_data_is_refused_before_anything_is_written
+    test_another_number_of_processes_must_keep_the_global_batch
+    test_what_the_environment_decides_is_said_and_a_report_without_a_place_is_refused
+    test_without_output_each_run_gets_a_directory_of_its_own_and_bad_data_end_it_before_any_training
+run/test_movement.py
+    test_a_part_that_gets_no_gradient_on_a_rank_is_named_with_it
+    test_a_tensor_that_does_not_reach_the_loss_is_named
+    test_all_move_in_the_first_steps
+    test_weights_that_the_model_does_not_compute_with_are_named
+run/test_observers.py
+    test_a_command_gets_every_event_and_failures_are_counted
+    test_what_a_command_prints_reaches_its_log_without_secrets
+run/test_other_transformers.py
+    test_a_later_release_with_nothing_new_is_served_like_this_one
+run/test_prefix.py
+    test_a_run_on_pairs_shares_their_prompts
+    test_a_run_with_sharing_learns_what_one_without_does
+    test_dropout_keeps_rows_apart_and_says_so
+run/test_preflight.py
+    test_a_preflight_changes_no_bit_and_leaves_nothing
+    test_what_does_not_fit_ends_before_step_1_with_what_would
+run/test_prepare.py
+    test_bad_records_found_by_many_processes_are_all_counted
+    test_concurrent_starts_prepare_once
+    test_no_bit_of_prepared_data_changes_in_silence
+    test_one_process_and_several_write_the_same_bytes
+    test_rows_are_those_of_the_encoder_in_the_order_of_the_file
+run/test_prepare_cli.py
+    test_checking_a_small_file_imports_nothing_heavy
+run/test_python.py
+    test_a_name_of_the_run_is_enough
+    test_what_is_wrong_before_a_run_begins_is_raised_from_its_process
+run/test_report.py
+    test_axes_count_tokens_and_epochs
+    test_the_page_of_a_hundred_thousand_steps_is_small_and_hides_no_spike
+run/test_report_long.py
+    test_a_long_run_is_read_in_one_go_and_in_little_memory
+run/test_result_elsewhere.py
+    test_a_run_that_lost_its_facts_and_kept_rows_goes_by_its_data
+run/test_routing.py
+    test_a_frozen_router_is_not_balanced_and_may_not_be_asked_to
+run/test_serve_check.py
+    test_a_base_in_fewer_bits_than_any_limit_is_no_other_model
+    test_a_context_shorter_than_rows_of_training_is_said_and_passes
+    test_a_damaged_record_is_refused
+    test_a_model_that_sees_is_compared_by_its_texts
+    test_a_model_that_was_trained_whole_is_told_from_its_base
+    test_a_server_that_breaks_at_any_call_ends_the_check
+    test_a_server_that_is_gone_or_behind_a_key
+    test_a_server_that_is_loading_is_waited_for
+    test_a_silent_server_ends_the_check_in_time
+    test_a_token_that_llama_cpp_cannot_write_is_left_out
+    test_a_watch_tells_hooks_and_prometheus_what_has_changed
+    test_another_fault_of_a_watched_server_is_news
+    test_embeddings_that_a_server_passes_over_are_named
+    test_experts_that_a_server_passes_over_are_named
+    test_headers_that_never_end_are_waited_for_until_the_time_is_up
+    test_nan_is_found_where_the_likeliest_tokens_have_null
+    test_ollama_is_asked_by_texts_for_single_tokens
+    test_sampling_that_differs_is_said_and_passes
+    test_the_first_difference_is_shown
+    test_what_a_server_does_not_answer_is_said
+    test_what_llama_cpp_tells_of_its_sampling_is_said
+    test_what_passes_is_asked_again
+    test_without_a_run_the_newest_is_asked_about
+run/test_smoke.py
+    test_a_rank_lost_on_the_way_is_named
+    test_a_rank_that_never_comes_is_named
+    test_no_rank_0_is_said_by_those_who_look_for_it
+    test_volumes_that_cannot_be_used_are_named
+run/test_source_losses.py
+    test_a_run_records_and_shows_the_loss_of_each_source
+run/test_sweep_runs.py
+    test_a_run_that_paused_goes_on_bit_by_bit
+run/test_tracking.py
+    test_mlflow_holds_files_tags_data_and_the_model
+    test_wandb_holds_one_run_over_two_starts_in_files_of_its_own
+    test_wandb_wants_a_key_before_anything_starts
+run/test_verify_resume.py
+    test_a_bad_resume_is_named[skip_a_batch_on_resume-batch ids]
+    test_a_run_that_fails_is_no_verdict
+    test_wrong_arguments_are_refused
+run/test_vision.py
+    test_learns_to_tell_the_colour_of_images_it_has_not_seen
+run/test_vision_families.py
+    test_gradients_are_those_of_plain_transformers
+run/test_watch.py
+    test_a_run_that_is_not_there_yet_is_waited_for
+    test_ranks_say_where_they_are_while_they_run
+    test_runs_are_listed_with_what_became_of_them
+unit/test_base_model.py
+    test_a_class_that_has_no_such_model_is_named_without_the_hundreds_that_it_has
+    test_a_plan_refuses_adapters_on_embeddings_that_the_head_is_tied_to[llama-embed_tokens]
+    test_an_expression_that_never_ends_is_refused_by_a_rank_too[qwen3_moe]
+    test_targets_that_a_mamba_can_have_are_told_and_work
+unit/test_classification.py
+    test_a_page_on_the_data_of_a_classifier_names_each_rows_label
+unit/test_counts.py
+    test_a_sharded_step_computes_gathers_and_holds_what_is_planned
+unit/test_drawing_plan.py
+    test_the_cache_of_drawn_answers_is_as_large_as_planned
+unit/test_extras.py
+    test_train_refuses_before_anything_is_written_where_bitsandbytes_is_missing
+unit/test_gang.py
+    test_a_name_server_that_does_not_answer_holds_nobody
+    test_a_node_that_is_killed_while_it_waits_costs_no_start
+    test_a_program_that_closes_each_connection_is_not_asked_without_a_pause
+    test_all_who_came_end_with_the_name_of_who_did_not
+    test_an_address_that_leads_elsewhere_at_first_is_asked_again
+unit/test_image_scripts.py
+    test_the_bill_lists_every_package_by_its_identity
+unit/test_limited_template.py
+    test_a_template_that_never_ends_or_fills_the_memory_is_stopped[looped]
+unit/test_line_breaks.py
+    test_a_phone_breaks_code_at_spaces_and_indents_what_wraps
+unit/test_manifests_text.py
+    test_what_is_dumped_is_read_back_by_every_parser
+unit/test_mcp_tools.py
+    test_arguments_that_can_name_nothing_are_answered
+unit/test_new_tool.py
+    test_a_new_tool_is_one_file_and_its_line
+unit/test_oci_base.py
+    test_what_is_no_model_in_whole_is_refused_and_leaves_nothing
+unit/test_oci_image.py
+    test_refusals_say_what_to_do
+unit/test_optimizer_shards.py
+    test_what_some_ranks_wrote_any_number_of_ranks_read
+unit/test_plan_estimate.py
+    test_the_check_says_how_many_rows_an_evaluation_takes
+unit/test_run_page.py
+    test_curves_are_smoothed_in_place_and_short_ones_not_at_all
+unit/test_servers_before.py
+    test_silent_servers_take_one_second_together
+unit/test_sweep.py
+    test_a_driver_that_was_killed_goes_on_where_it_was
+    test_importance_is_told_of_ten_trials_and_not_of_nine
+unit/test_tables.py
+    test_runs_keep_evaluation_task_and_a_cut_reason_at_100_columns
+unit/test_terminal.py
+    test_streams_that_are_closed_are_no_fault
+    test_who_cannot_be_told_of_a_mistake_is_left_the_exit_code
+unit/test_threads.py
+    test_commands_that_end_at_once_in_many_pods_are_decoded_by_threads
+unit/test_ui.py
+    test_a_live_page_keeps_its_curve_and_what_is_ticked
+    test_a_namespace_is_another_source_of_runs
+    test_a_phone_has_room_for_a_finger
+    test_a_sweep_is_listed_and_leads_to_its_runs_and_back
+unit/test_ui_data.py
+    test_bad_records_are_listed_a_page_at_a_time
+    test_what_is_folded_keeps_its_remark_apart_for_a_finger_too
+unit/test_ui_phone.py
+    test_a_chat_follows_the_answer_until_somebody_scrolls_up
+    test_a_chosen_trial_stays_in_its_table
+    test_a_pair_is_offered_and_compare_says_what_it_waits_for
+    test_a_run_to_talk_to_is_chosen_in_the_page_of_a_phone
+    test_a_tab_that_an_address_names_is_in_sight_on_a_phone
+    test_no_table_of_a_classifier_is_cut_on_a_phone
+    test_what_is_wrong_in_a_form_stays_in_sight_on_a_phone
+    test_what_there_is_to_a_chat_is_in_one_line_on_a_phone
+unit/test_ui_result.py
+    test_an_evaluation_is_shown_with_intervals_and_p
+unit/test_ui_verdicts.py
+    test_a_verdict_stands_below_its_text_and_the_field_above_both
+"""
+
+
+def _cases() -> frozenset[str]:
+    """Return `file::test` or `file::test[case]` for each line of the table."""
+    cases = set()
+    file = ""
+    for line in _TABLE.strip().splitlines():
+        if line.startswith(" "):
+            cases.add(f"{file}::{line.strip()}")
+        else:
+            file = line
+    return frozenset(cases)
+
+
+SLOW_CASES: Final = _cases()
+
+
+def is_slow(case: str) -> bool:
+    """True if a case, `file::test[case]`, is in the table, by itself or with all cases of its test."""
+    return case in SLOW_CASES or case.partition("[")[0] in SLOW_CASES
