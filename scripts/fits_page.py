@@ -10,7 +10,7 @@ from kubetune.base.files import write_atomic
 from kubetune.base.humanize import size
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, RunWeights, costs_of
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.proposals import GpuPool, RunToPlace, Way, propose
@@ -122,7 +122,7 @@ def _words(way: Way) -> str:
 
 def _costs(name: str, config: Config, plan: Plan, gpu_bytes: int) -> Costs:
     device = DeviceFacts(None, gpu_bytes)
-    return costs_of(config, plan, DataTotals(None, None), device, {}, _weights(name))
+    return costs_of(config, plan, DataTotals(None, None), device, RunWeights(_weights(name)))
 
 
 @cache

@@ -33,7 +33,10 @@ from kubetune.config.schema import LoraConfig
 from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
 from kubetune.models import acceleration, loading, quantization
-from kubetune.plan import measured
+from kubetune.plan import costs, measured
+from kubetune.plan.forecast import Forecast
+from kubetune.plan.model_shapes import Weights
+from kubetune.plan.rank_work import RankWork
 from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all
@@ -44,14 +47,13 @@ LARGE = 2**40
 
 def on_gpus(run_dir: str, device_bytes: Sequence[int]) -> int:
     """Be a rank that decides as on a GPU with so much memory, which may differ between ranks."""
-    plain = acceleration.recomputed_layers
+    plain = costs.forecast
 
-    def recomputed(setting: Any, workload: Any, path: str, size: int, *, compiled: bool) -> Any:
-        on_gpu = replace(workload, rank=replace(workload.rank, device="cuda"))
-        return plain(setting, on_gpu, path, size, compiled=compiled)
+    def on_gpu(work: RankWork, weights: Weights, size: int | None) -> Forecast | None:
+        return plain(replace(work, device="cuda"), weights, size)
 
     acceleration.device_bytes = lambda _: device_bytes[int(os.environ["RANK"])]
-    acceleration.recomputed_layers = recomputed
+    costs.forecast = on_gpu
     return worker.main([run_dir])
 
 

@@ -257,18 +257,14 @@ def test_where_it_cannot_work_it_is_refused_or_said(
     workload = acceleration.Workload(1)
     here = World(device=torch.device("cpu"))
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
-    acceleration.tune(
-        Learner(model, Route(False)), config.training, workload, config.model.path, here
-    )
+    acceleration.tune(Learner(model, Route(False)), config.training, workload, here)
     assert (
         "training.compile is layers, but no layer of this model is compiled: it takes one sequence"
         in caplog.text
     )
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(errors.ConfigError, match=r"training\.compile is layers, but there is no C"):
-        acceleration.tune(
-            Learner(model, Route(True)), config.training, workload, config.model.path, here
-        )
+        acceleration.tune(Learner(model, Route(True)), config.training, workload, here)
 
 
 # Seconds for a run that compiles: on a crowded machine the C++ compiler alone takes minutes.

@@ -317,7 +317,7 @@ def test_a_model_that_runs_layers_in_turns_keeps_all_rows() -> None:
     learner = Learner(model, choose_attention(model))
     assert learner.route.padding_free
     learner = tune(
-        learner, TrainingConfig(), Workload(total_tokens=1), "", World(device=torch.device("cpu"))
+        learner, TrainingConfig(), Workload(total_tokens=1), World(device=torch.device("cpu"))
     )
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     loss = float(TASK.backward(learner, collate(rows), 1 / labels))

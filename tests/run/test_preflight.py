@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from kubetune import errors
 from kubetune.distributed.process_group import World
+from kubetune.plan.costs import DataTotals, DeviceFacts, RunWeights, costs_of
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.training import worker
@@ -132,11 +132,13 @@ def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
     config = toy.make_config(
         inputs, {"per_device_train_batch_size": 2}, compute={"memory": "450Mi"}
     )
-    budget_of = partial(MemoryBudget, config, make_plan(config), World().device)
+    data = DataTotals(None, None)
+    costs = costs_of(config, make_plan(config), data, DeviceFacts(None, None), RunWeights(None))
+    budget = MemoryBudget(config, costs, World().device)
     message = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
     with (
         pytest.raises(errors.EnvironmentFault, match=message),
-        explaining_shortage(budget_of, rank=0),
+        explaining_shortage(budget, rank=0),
     ):
         torch.empty(10**15, dtype=torch.uint8)
 

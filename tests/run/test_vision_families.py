@@ -225,7 +225,6 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
         vision_language.TASK.learner_of(model, ModelSpec.of(config)),
         config.training,
         Workload(0),
-        config.model.path,
         World(device=torch.device("cpu")),
     )
     swapped = [module for module in model.modules() if "forward" in vars(module)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,7 @@ import pytest
 
 from kubetune.config.load import load_config
 from kubetune.plan import actuals
-from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
-from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, RunWeights, costs_of, read_kept
 from kubetune.plan.plan import make_plan
 
 LLAMA = {
@@ -58,8 +58,8 @@ def test_devices_are_held_from_each_launch_to_its_end(
     assert actuals.held_seconds(events, "2026-11-20T10:30:00.000Z") == minutes * 60
 
 
-def kept(folder: Path, *overrides: str) -> dict[str, Any]:
-    """Return the forecast that the event of a start keeps, of 3.6 million tokens on two processes."""
+def kept(folder: Path, *overrides: str) -> Costs:
+    """Return a forecast of 3.6 million tokens on two processes, as the event of a start keeps it."""
     words = [
         f"model={folder}",
         "data.train=org/d",
@@ -69,15 +69,18 @@ def kept(folder: Path, *overrides: str) -> dict[str, Any]:
     config = load_config(None, overrides=[*words, *overrides])
     data = DataTotals(tokens=3_600_000, longest=None)
     device = DeviceFacts(gpu=None, memory_bytes=None)
-    weights = read_weights(str(folder), {})
-    return costs_of(config, make_plan(config), data, device, {}, weights).kept()
+    costs = costs_of(config, make_plan(config), data, device, RunWeights.of(config, {}))
+    older = event("start", 1, forecast=replace(costs, bill=None).kept())
+    written = json.loads(json.dumps([older, event("resume", 2, forecast=costs.kept())]))
+    forecast = read_kept(written)
+    assert forecast == costs
+    return forecast
 
 
-def compared(forecast: dict[str, Any] | None, price: float | None) -> dict[str, Any]:
-    events = [event("launch", 0), event("start", 1, forecast={"hours": 7.0})]
-    if forecast is not None:
-        events.append(event("resume", 2, forecast=forecast))
+def compared(forecast: Costs | None, price: float | None) -> dict[str, Any]:
+    events = [event("launch", 0), event("start", 1)]
     return actuals.compare(
+        forecast,
         peak_memory_bytes=10**9,
         step_seconds=1800.0,
         events=events,
@@ -97,7 +100,8 @@ def test_the_forecast_of_the_last_start_is_compared(tmp_path: Path) -> None:
     assert [hours[key] for key in keys] == [0.5, 0.5, 0.5, 0.5, 0.75, 0.0]
     price = rated["price"]
     assert (price["forecast"], price["steps"], price["total"]) == (2.0, 2.0, 3.0)
-    assert rated["memory"]["forecast_bytes"] == forecast["memory_bytes"] > 0
+    assert forecast.memory is not None
+    assert rated["memory"]["forecast_bytes"] == forecast.memory.allocated_bytes > 0
     line = actuals.line(rated)
     assert line.startswith(
         "time 45 min, 30 min of it in steps (forecast 30 min); peak memory 954 MiB"
@@ -107,12 +111,16 @@ def test_the_forecast_of_the_last_start_is_compared(tmp_path: Path) -> None:
 
 def test_what_nobody_could_forecast_is_not_made_up(tmp_path: Path) -> None:
     forecast = kept(tmp_path / "not-here")
-    assert forecast["memory_bytes"] is None
-    assert forecast["hours"] is None
-    assert str(forecast["source"]).startswith("unknown: ")
+    assert forecast.memory is None
+    assert forecast.bill is not None
+    assert forecast.bill.hours is None
+    assert forecast.bill.source.startswith("unknown: ")
     unknown = compared(forecast, None)
     assert unknown["price"] is None
     line = "time 45 min, 30 min of it in steps; peak memory 954 MiB"
     assert actuals.line(unknown) == line
-    # A start that was cut off before its event has kept none.
-    assert actuals.line(compared({}, None)) == line
+    # A start that was cut off before its event has kept none, and what is damaged counts as none.
+    assert read_kept([event("launch", 0)]) is None
+    damaged = {**forecast.kept(), "bill": {"tokens": "many"}}
+    assert read_kept([event("start", 1, forecast=damaged)]) is None
+    assert actuals.line(compared(None, None)) == line

@@ -13,7 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kubetune import cli
 from kubetune.config.schema import Config, RewardConfig
 from kubetune.plan import drawing, earlier_runs
-from kubetune.plan.forecast import GIB, forecast, remedies
+from kubetune.plan.costs import RunWeights
+from kubetune.plan.fitting import remedies
+from kubetune.plan.forecast import GIB, forecast
 from kubetune.plan.memory import Shape
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork
@@ -131,7 +133,7 @@ def test_fewer_answers_at_a_time_are_named_where_the_cache_does_not_fit() -> Non
     whole = forecast(RankWork.of(config, plan), WEIGHTS, room)
     assert whole is not None
     assert not whole.fits
-    fitting = dict(remedies(config, plan, WEIGHTS, room))
+    fitting = dict(remedies(config, plan, RunWeights(WEIGHTS), room))
     # 16 prompts have 128 answers, so that 1024 and 128 at a time are the same.
     assert "grpo.generation_batch_size: 128" not in fitting
     assert "grpo.generation_batch_size: 8" in fitting

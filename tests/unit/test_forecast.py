@@ -13,8 +13,10 @@ import pytest
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.plan.cost import Bill, bill, flops_per_token
-from kubetune.plan.forecast import GIB, MIB, Forecast, forecast, remedies
+from kubetune.plan.cost import Bill, bill, flops_per_token, kind_of
+from kubetune.plan.costs import RunWeights
+from kubetune.plan.fitting import remedies
+from kubetune.plan.forecast import GIB, MIB, Forecast, forecast
 from kubetune.plan.linears import Trainable, adapter_parameters
 from kubetune.plan.model_shapes import Weights, read_weights, shapes_of
 from kubetune.plan.plan import make_plan
@@ -49,7 +51,8 @@ def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) 
 
 def bill_of(config: Config, tokens: int, gpu: str | None = None) -> Bill:
     plan = make_plan(config)
-    result = bill(RankWork.of(config, plan), config.compute, plan, WEIGHTS, tokens, gpu)
+    shape = kind_of(RankWork.of(config, plan), plan, WEIGHTS, gpu)
+    result = bill(shape, config.compute, plan.world_size, tokens)
     assert result is not None
     return result
 
@@ -142,7 +145,7 @@ def test_the_worked_examples_are_what_is_computed() -> None:
     assert gib(fitted, "weights") == 14.2
     assert round(sum(state_of(fitted)) / GIB, 1) == 0.6
     assert gib(fitted, "logits, a chunk at a time") == 1.5
-    assert fitted.recomputed_layers == 6
+    assert fitted.recomputed[True] == 6
     assert gib(fitted, "activations, 6 of 28 layers recomputed") == 53.3
     assert gib(fitted, "inputs of those layers") == 0.7
     assert fitted.fits
@@ -288,7 +291,7 @@ def test_what_does_not_fit_gets_changes_that_do() -> None:
     config = load_config(None, overrides=overrides)
     plan = make_plan(config)
     assert ahead(gpus=8).fits is False
-    fitting = dict(remedies(config, plan, WEIGHTS, 80 * GIB))
+    fitting = dict(remedies(config, plan, RunWeights(WEIGHTS), 80 * GIB))
     assert {"training.parallelism: fsdp", "lora: {r: 16}"} <= set(fitting)
     assert all(then.fits for then in fitting.values())
     assert "training.gradient_checkpointing: true" not in fitting, "the state alone is too large"

@@ -12,12 +12,12 @@ import pytest
 
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.models.acceleration import Workload, recomputed_layers
+from kubetune.models.acceleration import recomputed_layers
 from kubetune.plan.activations import expects_compiling
-from kubetune.plan.forecast import forecast
+from kubetune.plan.forecast import Forecast, forecast
 from kubetune.plan.memory import Shape, activation_bytes_per_token
 from kubetune.plan.model_shapes import read_weights
-from kubetune.plan.plan import Plan, make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 
 QWEN3_8B = {
@@ -42,11 +42,12 @@ def test_shape_reads_both_vocabularies():
 
 def test_a_sharded_model_is_whole_while_it_draws_answers(tmp_path: Path) -> None:
     words = ("training.parallelism=fsdp", "lora.r=16", "data.max_length=64")
-    learning, plan, _ = planned(tmp_path, 80, *words, gpus=8)
+    learning, _ = planned(tmp_path, 80, *words, gpus=8)
+    plan = make_plan(learning)
     # So few answers of so few tokens that their cache does not count.
     few = ("grpo.generation_batch_size=8", "grpo.max_completion_length=8")
     words = (*words, "task=grpo", "rewards=[exact_match]", *few)
-    drawing, _, _ = planned(tmp_path, 80, *words, gpus=8)
+    drawing, _ = planned(tmp_path, 80, *words, gpus=8)
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     most = []
@@ -68,8 +69,8 @@ def test_a_layer_keeps_what_its_operations_save():
     )
 
 
-def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Config, Plan, int]:
-    """Return the config, the plan, and the layers that `kubetune plan` says recompute on GPUs of so many GiB."""
+def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Config, Forecast]:
+    """Return the config, and the memory that `kubetune plan` forecasts on GPUs of so many GiB."""
     (folder / "config.json").write_text(
         json.dumps({**QWEN3_8B, "vocab_size": 151_936, "model_type": "qwen3"})
     )
@@ -86,11 +87,7 @@ def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Con
     assert weights is not None
     memory = forecast(RankWork.of(config, plan), weights, gib * GIB)
     assert memory is not None
-    matches = [re.search(r"(\d+) of 36 layers recomputed", part) for part in memory.parts]
-    assert [int(match[1]) for match in matches if match] == (
-        [memory.recomputed_layers] if memory.recomputed_layers else []
-    )
-    return config, plan, memory.recomputed_layers
+    return config, memory
 
 
 @pytest.mark.parametrize(
@@ -107,25 +104,33 @@ def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Con
 def test_a_run_recomputes_as_many_layers_as_its_plan_says(
     tmp_path: Path, gib: int, overrides: list[str], gpus: int, compiled: bool
 ) -> None:
-    config, plan, recomputed = planned(tmp_path, gib, *overrides, gpus=gpus)
+    config, memory = planned(tmp_path, gib, *overrides, gpus=gpus)
     setting = config.training.gradient_checkpointing
-    workload = Workload(10**9, rank=RankWork.of(config, plan))
-    layers = recomputed_layers(setting, workload, config.model.path, gib * GIB, compiled=compiled)
-    assert layers == recomputed
+    layers = recomputed_layers(setting, memory, compiled=compiled)
+    # The plan prints them.
+    matches = [re.search(r"(\d+) of 36 layers recomputed", part) for part in memory.parts]
+    printed = [int(match[1]) for match in matches if match]
+    assert printed == ([layers] if layers else [])
 
 
 def test_more_layers_recompute_on_less_memory_without_a_compiler_and_beside_gathered_layers(
     tmp_path: Path,
 ) -> None:
-    by_memory = [planned(tmp_path, gib, "lora.r=16")[2] for gib in (24, 32, 80)]
+    by_memory = []
+    for gib in (24, 32, 80):
+        memory = planned(tmp_path, gib, "lora.r=16")[1]
+        assert memory.recomputed[False] >= memory.recomputed[True]
+        by_memory.append(memory.recomputed[True])
     assert by_memory == sorted(by_memory, reverse=True)
     assert 0 < by_memory[0] < 36
     assert by_memory[-1] == 0
-    assert planned(tmp_path, 24, "lora.r=16", "training.compile=false")[2] > by_memory[0]
+    plain = planned(tmp_path, 24, "lora.r=16", "training.compile=false")[1]
+    assert plain.recomputed[False] > by_memory[0]
 
 
 def test_compiling_is_expected_where_it_is_worth_it(tmp_path: Path) -> None:
-    config, plan, _ = planned(tmp_path, 80)
+    config, _ = planned(tmp_path, 80)
+    plan = make_plan(config)
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     assert expects_compiling(RankWork.of(config, plan), weights.parameters), "the data are unread"

@@ -19,11 +19,11 @@ from kubetune.errors import ConfigError
 from kubetune.library.gpu_pools import gpu_pool
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.proposed_changes import write_way
-from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, RunWeights, costs_of
 from kubetune.plan.devices import device_bytes
+from kubetune.plan.fitting import decide_parallelism
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import Weights, shapes_of
-from kubetune.plan.parallelism import decide_parallelism
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.proposals import (
     GpuPool,
@@ -57,7 +57,7 @@ def run_of(*overrides: str) -> RunToPlace:
 
     def costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
         device = DeviceFacts(None, gpu_bytes)
-        return costs_of(changed, plan, DataTotals(None, None), device, {}, WEIGHTS)
+        return costs_of(changed, plan, DataTotals(None, None), device, RunWeights(WEIGHTS))
 
     return RunToPlace(config, partial(make_plan), costs)
 

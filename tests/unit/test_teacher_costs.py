@@ -12,7 +12,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.library.cost_text import lines
 from kubetune.plan.cost import flops_per_token
-from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, costs_of, work_of
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, RunWeights, costs_of
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork
@@ -43,8 +43,11 @@ def planned(
 
 def costs(config: Config, plan: Plan) -> Costs:
     data = DataTotals(ROWS * LENGTH, LENGTH)
-    weights = read_weights(config.model.path, {})
-    return costs_of(config, plan, data, DeviceFacts(None, None), {}, weights)
+    return costs_of(config, plan, data, DeviceFacts(None, None), RunWeights.of(config, {}))
+
+
+def texts_of(config: Config, plan: Plan, forecast: Costs) -> list[tuple[str, str]]:
+    return list(lines(config, plan, read_weights(config.model.path, {}), forecast, ()))
 
 
 @pytest.mark.parametrize("distill", [{}, {"teacher": "self", "lmbda": 1, "teacher_prompt": "x"}])
@@ -53,10 +56,11 @@ def test_a_step_reads_its_rows_by_the_teacher_too(distill: dict[str, Any]) -> No
     weights = read_weights(config.model.path, {})
     assert weights is not None
     alone = flops_per_token(RankWork.of(config, plan), weights, LENGTH)
-    both = flops_per_token(work_of(config, plan, {}), weights, LENGTH)
+    shape = costs(config, plan).shape
+    assert shape is not None
     # A forward: 2 a weight, and 4 a pair of tokens, head of attention and layer.
     expected = 2 * PARAMETERS_READ + 4 * 128 * 3 * (LENGTH + 1) / 2
-    assert both - alone == pytest.approx(expected)
+    assert shape.flops - alone == pytest.approx(expected)
 
 
 def test_a_teacher_that_is_asked_once_has_hours_of_its_own() -> None:
@@ -64,7 +68,7 @@ def test_a_teacher_that_is_asked_once_has_hours_of_its_own() -> None:
     forecast = costs(config, plan)
     # The model is as large and trains all its weights, so that a step takes three times as long as reading.
     assert forecast.reference_hours == pytest.approx(ROWS * LENGTH / 1000 / 3 / 3600)
-    texts = [text for _, text in lines(config, plan, forecast, ())]
+    texts = [text for _, text in texts_of(config, plan, forecast)]
     assert any(
         text.startswith("asking the teacher about every answer adds about 21 s") for text in texts
     )
@@ -72,11 +76,10 @@ def test_a_teacher_that_is_asked_once_has_hours_of_its_own() -> None:
     assert costs(*planned()).reference_hours is None
     # There are 1,189 tokens to compare.
     config, plan = planned(support="teacher_k", top_k=10**6)
-    texts = dict(lines(config, plan, costs(config, plan), ()))
+    texts = dict(texts_of(config, plan, costs(config, plan)))
     assert texts["teacher's numbers"].startswith("at most 572 MiB, ")
-    texts = dict(
-        lines(config, plan.model_copy(update={"tokens_per_epoch": 10**8}), costs(config, plan), ())
-    )
+    long = plan.model_copy(update={"tokens_per_epoch": 10**8})
+    texts = dict(texts_of(config, long, costs(config, plan)))
     assert "above 4 GiB nothing is kept" in texts["teacher's numbers"]
 
 

@@ -12,6 +12,7 @@ from kubetune.plan.cost import price_line, time_line
 from kubetune.plan.costs import Costs
 from kubetune.plan.drawing import drawn_by_servers, drawn_here
 from kubetune.plan.drawing import lines as drawing_lines
+from kubetune.plan.fitting import Remedies
 from kubetune.plan.forecast import Forecast
 from kubetune.plan.linears import UNQUANTISED, Trainable, parts_line, trained_by_part
 from kubetune.plan.model_shapes import Weights
@@ -23,19 +24,23 @@ LabelledLines = Iterator[tuple[str, str]]
 
 
 def lines(
-    config: Config, plan: Plan, costs: Costs, changes: Sequence[tuple[str, Forecast]]
+    config: Config,
+    plan: Plan,
+    weights: Weights | None,
+    costs: Costs,
+    changes: Remedies,
 ) -> LabelledLines:
     """Yield all of it. `changes`: each alone would make the run fit."""
     base = quantization_of(config.quantization, config.lora, plan)
-    if costs.weights is not None:
-        yield from _trained_lines(Trainable(config.lora, config.sight), base, costs.weights)
-    yield from _memory_lines(config.model.dtype, plan.device, costs, changes)
+    if weights is not None:
+        yield from _trained_lines(Trainable(config.lora, config.sight), base, weights)
+    yield from _memory_lines(config.model.dtype, plan.device, weights, costs.memory, changes)
     yield from _time_lines(config.task, config.evaluation, config.compute.price_per_gpu_hour, costs)
     if config.has_served_teacher:
         number = _servers(config.kubernetes, config.distill.urls)
         yield "teacher", _teacher(config.distill, number)
     if config.task == "distill" and config.distill.keeps_teacher and plan.tokens_per_epoch:
-        number = _compared_tokens(config.distill.top_k, costs.weights)
+        number = _compared_tokens(config.distill.top_k, weights)
         yield "teacher's numbers", _kept_numbers(number, plan.tokens_per_epoch)
     if costs.drawing is not None:
         servers = config.drawing.servers
@@ -79,14 +84,16 @@ def _holder(device: str) -> str:
 
 
 def _memory_lines(
-    dtype: str, device: str, costs: Costs, changes: Sequence[tuple[str, Forecast]]
+    dtype: str,
+    device: str,
+    weights: Weights | None,
+    memory: Forecast | None,
+    changes: Remedies,
 ) -> LabelledLines:
     """Yield the peak memory of a device, part by part, and what would make the run fit.
 
     `dtype`: model.dtype. `device`: cuda or cpu.
     """
-    weights = costs.weights
-    memory = costs.memory
     if weights is None or memory is None:
         reason = "the model is not on this machine, or its config.json does not name its sizes"
         yield "memory", f"unknown: {reason}"

@@ -34,7 +34,7 @@ def with_measured_choices(
         )
 
     if config.training.parallelism == "auto":
-        from kubetune.plan.parallelism import decide_parallelism
+        from kubetune.plan.fitting import decide_parallelism
 
         memory = None
         if config.kubernetes is None or config.compute.gpu_memory:

@@ -25,10 +25,10 @@ from kubetune.library.verdict.run_problems import (
     warnings_of,
 )
 from kubetune.plan.base_model import positions_of
-from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, RunWeights, costs_of
 from kubetune.plan.devices import device_bytes, gpu_here, missing_gpus
-from kubetune.plan.forecast import Forecast
-from kubetune.plan.linears import Trainable
+from kubetune.plan.fitting import Remedies, remedies
+from kubetune.plan.linears import Trainable, trained_by_part
 from kubetune.plan.model_shapes import ModelFiles
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.rundir.starts import day_of
@@ -44,7 +44,7 @@ class PlanForecast:
     lengths: Lengths | None
     choices: Sequence[str]  # each of those values, as a sentence
     costs: Costs
-    changes: Sequence[tuple[str, Forecast]]  # each alone makes a run fit that does not
+    changes: Remedies  # each alone makes a run fit that does not
     findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
     problems: tuple[str, ...]  # what keeps the run from training, as far as it shows before
     warnings: Sequence[str]  # what it lacks on this machine now: GPUs, servers that nobody reaches
@@ -86,7 +86,8 @@ class PlanForecast:
             yield "on the cluster", place
         for text in self.choices:
             yield "chosen here", text
-        yield from cost_text.lines(self.config, self.plan, self.costs, self.changes)
+        weights = self.model_files.weights
+        yield from cost_text.lines(self.config, self.plan, weights, self.costs, self.changes)
         for text in plan_text.on_data(self.lengths, self.findings, self.config.data):
             yield "data", text
 
@@ -98,6 +99,10 @@ class PlanForecast:
         rows_at_most = is_upper_bound(
             self.config.data.train, made_by_pod=makes_data(self.config.kubernetes)
         )
+        trained = None
+        if self.model_files.weights is not None:
+            trainable = Trainable(self.config.lora, self.config.sight)
+            trained = trained_by_part(trainable, self.model_files.weights)
         return {
             **self.plan.model_dump(mode="json"),
             "problems": list(self.problems),
@@ -105,7 +110,8 @@ class PlanForecast:
             "measured": self.choices,
             "rows_at_most": rows_at_most,
             "findings": findings,
-            **self.costs.to_json(Trainable(self.config.lora, self.config.sight)),
+            "trained_by_part": trained,
+            **self.costs.to_json(),
         }
 
 
@@ -160,7 +166,11 @@ def _forecast(
     config, choices = with_measured_choices(config, plan, model_files.weights, data.tokens, gpu)
     totals = totals_of(data, config, plan)
     device = DeviceFacts(gpu, device_bytes(config.compute, plan))
-    costs = costs_of(config, plan, totals, device, environ, model_files.weights)
+    models = RunWeights.of(config, environ, model_files.weights)
+    costs = costs_of(config, plan, totals, device, models)
+    changes: Remedies = ()
+    if device.memory_bytes is not None and costs.memory is not None and not costs.memory.fits:
+        changes = remedies(config, plan, models, device.memory_bytes, totals.longest)
     return PlanForecast(
         config=config,
         plan=plan,
@@ -168,7 +178,7 @@ def _forecast(
         lengths=data.lengths,
         choices=choices,
         costs=costs,
-        changes=changes_that_fit(config, plan, costs, totals.longest),
+        changes=changes,
         findings=findings,
         problems=problems,
         warnings=warnings_of(config, environ),

@@ -22,7 +22,7 @@ from kubetune.errors import ConfigError, ModelError
 from kubetune.library.plan_forecast import plan_of, totals_of
 from kubetune.library.plans import measure_data
 from kubetune.plan.base_model import require_fitting_codes
-from kubetune.plan.costs import Costs, DeviceFacts, costs_of
+from kubetune.plan.costs import Costs, DeviceFacts, RunWeights, costs_of
 from kubetune.plan.devices import gpu_here
 from kubetune.plan.model_shapes import ModelFiles
 from kubetune.plan.plan import Plan
@@ -137,12 +137,13 @@ def proposed(config: Config, pool: GpuPool, environ: Mapping[str, str]) -> Propo
             remedy = f"at least its config.json must be on this machine (`hf download {path} config.json`)"
         raise ModelError(f"model {path}: its sizes are not known; {remedy}")
     data = measure_data(config, environ, model_files)
+    models = RunWeights.of(config, environ, weights)
 
     def planned_costs(changed: Config, plan: Plan, gpu_bytes: int) -> Costs:
         require_fitting_codes(changed.quantization, changed.lora, changed.model.path, weights)
         totals = totals_of(data, changed, plan)
         device = DeviceFacts(gpu_here(plan.device), gpu_bytes)
-        return costs_of(changed, plan, totals, device, environ, weights)
+        return costs_of(changed, plan, totals, device, models)
 
     run = RunToPlace(config, partial(plan_of, data), planned_costs)
     ways = propose(run, pool)

@@ -33,9 +33,7 @@ from kubetune.models.mixtures import routing
 from kubetune.models.padding_free import RECOMPUTING, language_model, recomputable_layers, unwrap
 from kubetune.plan.activations import is_worth_compiling
 from kubetune.plan.devices import require_compiler
-from kubetune.plan.forecast import forecast
-from kubetune.plan.model_shapes import read_weights
-from kubetune.plan.rank_work import RankWork
+from kubetune.plan.forecast import Forecast
 
 # Share of the device's memory that whole gradients of a sharded model may take, to be summed only once a step.
 WHOLE_GRADIENT_SHARE = 1 / 8
@@ -47,14 +45,13 @@ class Workload:
 
     total_tokens: int  # from the first step to the last
     labels: Labels | None = None  # what a classifier is to tell apart
-    rank: RankWork | None = None  # what memory is forecast by
+    memory: Forecast | None = None  # what it is expected to take
 
 
 def tune(
     learner: Learner,
     training: TrainingConfig,
     workload: Workload,
-    model_path: str,
     world: World,
 ) -> Learner:
     """Return the learner set up for training; raise ConfigError for what cannot work here. All ranks call it."""
@@ -70,13 +67,7 @@ def tune(
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         learner = replace(learner, sums_once_per_step=True)
 
-    layers = recomputed_layers(
-        training.gradient_checkpointing,
-        workload,
-        model_path,
-        num_bytes,
-        compiled=fused,
-    )
+    layers = recomputed_layers(training.gradient_checkpointing, workload.memory, compiled=fused)
     if layers != 0:
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
@@ -183,32 +174,18 @@ def sums_once_per_step(model: nn.Module, device_bytes: int) -> bool:
 
 
 def recomputed_layers(
-    setting: bool | str,
-    workload: Workload,
-    model_path: str,
-    device_bytes: int,
-    *,
-    compiled: bool,
+    setting: bool | str, memory: Forecast | None, *, compiled: bool
 ) -> int | None:
     """Return how many layers recompute by `training.gradient_checkpointing`; None for all.
 
-    `auto` recomputes on a GPU, and there only as many layers as its memory asks for: the number that the plan has for
-    the same facts.
+    `auto` recomputes on a GPU, and there only as many layers as the forecast says. `compiled`: the kernels are.
     """
     if setting != "auto":
         return None if setting else 0
-
-    work = workload.rank
-    if work is None or work.device != "cuda":
-        return 0
-    weights = read_weights(model_path, os.environ)
-    # Without the shapes nothing can be forecast, as in the plan.
-    if weights is None:
-        return 0
-    memory = forecast(work, weights, device_bytes, compiled=compiled)
+    # Without the sizes of the model nothing can be forecast.
     if memory is None:
         return 0
-    return memory.recomputed_layers
+    return memory.recomputed[compiled]
 
 
 def recompute_activations(model: nn.Module, layers: int | None = None) -> None:

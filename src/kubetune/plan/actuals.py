@@ -1,6 +1,6 @@
 """Forecast and actuals of a run side by side: peak memory, hours and price, for report.json and the log.
 
-The forecast is the one that the event of the run's last start keeps (`costs.Costs.kept`).
+The forecast is the one that the event of the run's last start keeps (`costs.read_kept`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from typing import Any
 
 from kubetune.base.humanize import duration, size
 from kubetune.plan import earlier_runs
-from kubetune.plan.cost import kind_of
-from kubetune.plan.model_shapes import Weights
-from kubetune.plan.plan import Plan
-from kubetune.plan.rank_work import RankWork
+from kubetune.plan.cost import Bill
+from kubetune.plan.costs import Costs
+from kubetune.plan.earlier_runs import RunShape
 from kubetune.rundir import metrics
+
+# In place of a bill that nobody could make.
+_NO_BILL = Bill(0, None, "")
 
 
 def compare(
+    forecast: Costs | None,
     *,
     peak_memory_bytes: int,
     step_seconds: float,
@@ -31,10 +34,12 @@ def compare(
 
     `step_seconds`: the time within steps. `until`: when the run ended.
     """
-    forecast: Mapping[str, Any] = {}
-    for event in events:
-        if event["event"] in ("start", "resume"):
-            forecast = event.get("forecast") or {}
+    memory_bytes = None
+    if forecast is not None and forecast.memory is not None:
+        memory_bytes = forecast.memory.allocated_bytes
+    bill = _NO_BILL
+    if forecast is not None and forecast.bill is not None:
+        bill = forecast.bill
     # Devices cost money from the launch to the end, not only within steps.
     step_hours = step_seconds / 3600
     total_hours = max(step_seconds, held_seconds(events, until)) / 3600
@@ -42,13 +47,12 @@ def compare(
     if price_per_gpu_hour is not None:
         per_hour = price_per_gpu_hour * world_size
         price = {
-            "forecast": forecast.get("price"),
+            "forecast": bill.price,
             "steps": step_hours * per_hour,
             "total": total_hours * per_hour,
-            "relative_error": _relative_error(step_hours * per_hour, forecast.get("price")),
+            "relative_error": _relative_error(step_hours * per_hour, bill.price),
             "per_device_hour": price_per_gpu_hour,
         }
-    memory_bytes = forecast.get("memory_bytes")
     return {
         "memory": {
             "forecast_bytes": memory_bytes,
@@ -56,22 +60,20 @@ def compare(
             "relative_error": _relative_error(peak_memory_bytes, memory_bytes),
         },
         "hours": {
-            "forecast": forecast.get("hours"),
-            "low": forecast.get("low_hours"),
-            "high": forecast.get("high_hours"),
+            "forecast": bill.hours,
+            "low": bill.low_hours,
+            "high": bill.high_hours,
             "step_hours": step_hours,
             "total_hours": total_hours,
-            "relative_error": _relative_error(step_hours, forecast.get("hours")),
-            "source": forecast.get("source", ""),
+            "relative_error": _relative_error(step_hours, bill.hours),
+            "source": bill.source,
         },
         "price": price,
     }
 
 
 def remember(
-    work: RankWork,
-    plan: Plan,
-    weights: Weights | None,
+    shape: RunShape | None,
     *,
     tokens_per_second: float,
     seconds: float,
@@ -87,20 +89,12 @@ def remember(
     starts = [event for event in events if event["event"] in ("start", "resume")]
     if len(starts) != 1:
         return
-    kind = kind_of(work, plan, weights, _gpu(plan, starts[0]))
     # A run that only read its checkpoint and ended has no speed.
-    if kind is not None and tokens_per_second > 0 and seconds > 0:
+    if shape is not None and tokens_per_second > 0 and seconds > 0:
         speed = earlier_runs.Speed(
-            kind, tokens_per_second, seconds, metrics.now(), waiting_share=waiting_share
+            shape, tokens_per_second, seconds, metrics.now(), waiting_share=waiting_share
         )
         earlier_runs.keep(speed)
-
-
-def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:
-    """Return the name of the GPU that a `start` event names; None for a run on CPUs."""
-    if plan.device != "cuda":
-        return None
-    return begun.get("device")
 
 
 def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:

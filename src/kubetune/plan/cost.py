@@ -38,25 +38,20 @@ class Bill:
 
 
 def bill(
-    work: RankWork,
+    shape: RunShape | None,
     compute: ComputeConfig,
-    plan: Plan,
-    weights: Weights | None,
+    world_size: int,
     tokens: int | None,
-    gpu: str | None = None,
     known: Iterable[Speed] = (),
 ) -> Bill | None:
     """Return hours and price of a run over `tokens` tokens, or None if the tokens are unknown.
 
     The speed was measured: it is `compute.tokens_per_second`, else the speed of the `known` runs of this shape or
     of a similar one. Without either, hours are unknown.
-
-    `work`: the work on the longest rows that the config allows, by which runs on other data are compared. `gpu`: the
-    name of the device.
     """
     if tokens is None:
         return None
-    speeds = _measured_speeds(work, compute, plan, weights, gpu, known)
+    speeds = _measured_speeds(shape, compute, world_size, known)
     if speeds is None:
         return Bill(tokens, None, UNKNOWN_SPEED)
     hours = tokens / speeds.middle / 3600
@@ -65,7 +60,7 @@ def bill(
     priced = Bill(tokens, speeds.middle, speeds.source, hours, low_hours, high_hours)
     if compute.price_per_gpu_hour is None:
         return priced
-    per_hour = compute.price_per_gpu_hour * plan.world_size
+    per_hour = compute.price_per_gpu_hour * world_size
     return replace(
         priced,
         price=hours * per_hour,
@@ -75,21 +70,15 @@ def bill(
 
 
 def _measured_speeds(
-    work: RankWork,
-    compute: ComputeConfig,
-    plan: Plan,
-    weights: Weights | None,
-    gpu: str | None,
-    known: Iterable[Speed],
+    shape: RunShape | None, compute: ComputeConfig, world_size: int, known: Iterable[Speed]
 ) -> Range | None:
     """Return the speeds that the config or earlier runs state; None if there are none."""
     if compute.tokens_per_second is not None:
-        rate = compute.tokens_per_second * plan.world_size
+        rate = compute.tokens_per_second * world_size
         return Range(rate, rate, rate, "compute.tokens_per_second of each device")
-    kind = kind_of(work, plan, weights, gpu)
-    if kind is None:
+    if shape is None:
         return None
-    return earlier_runs.range_of(kind, known)
+    return earlier_runs.range_of(shape, known)
 
 
 def evaluation_hours(
@@ -174,7 +163,8 @@ def kind_of(
 ) -> RunShape | None:
     """Return the facts that the speed of this run depends on; None if some, or the device, are not known.
 
-    `gpu`: the device's name.
+    `work`: the work on the longest rows that the config allows, by which runs on other data are compared. `gpu`: the
+    device's name.
     """
     shape = None
     if weights is not None:

@@ -1,28 +1,36 @@
-"""The costs of a run: one function of the config, the shape of the model and the facts of the data.
+"""The costs of a run: one function of the config, the plan, the weights and the facts of data and device.
 
-`kubetune plan` and the page call it with what the first rows let them estimate, a rank with what the prepared data
-have. The rank keeps the result in the event of its start, and the report compares that with what came.
+`kubetune plan` and the page call it with what the first rows let them estimate, a rank once with what the prepared data
+have. The event of a start keeps the result, with what it follows from: the next start of the run takes it from there as
+long as nothing of that differs, and the report compares it with what came.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from kubetune.config.naming import RESOLVED
-from kubetune.config.resolved import read_config
+from kubetune.config.resolved import read_config, resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.distill import ITSELF
 from kubetune.plan import cost, drawing, earlier_runs
 from kubetune.plan.cost import Bill
 from kubetune.plan.drawing import Drawing, Hours
-from kubetune.plan.forecast import Forecast, forecast, remedies
-from kubetune.plan.linears import Trainable, shape_of, trained_by_part
+from kubetune.plan.earlier_runs import RunShape
+from kubetune.plan.forecast import Forecast, forecast
+from kubetune.plan.linears import shape_of
 from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork, element_bytes
+from kubetune.rundir.throughput import last_start
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,31 @@ class DataTotals:
 
 
 @dataclass(frozen=True)
+class RunWeights:
+    """The weights of the models that a run holds, as far as they are on this machine."""
+
+    model: Weights | None
+    teacher: Weights | None = None
+    judges: tuple[Weights, ...] = ()  # of models that reward answers
+
+    @classmethod
+    def of(
+        cls, config: Config, environ: Mapping[str, str], model: Weights | None = None
+    ) -> RunWeights:
+        """Read the headers of their files. `model`: that of the model, if it was read before."""
+        judges = []
+        for reward in config.rewards:
+            judge = _weights_of(reward.reward_model or reward.teacher, environ)
+            if judge is not None:
+                judges.append(judge)
+        return cls(
+            model=model or read_weights(config.model.path, environ),
+            teacher=_weights_of(config.teacher_path, environ),
+            judges=tuple(judges),
+        )
+
+
+@dataclass(frozen=True)
 class DeviceFacts:
     """The facts of a device that costs depend on. None for what is unknown."""
 
@@ -43,12 +76,34 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Memory, time and price of a run before it starts. None for what is not known."""
+class Facts:
+    """The facts that a forecast follows from, besides the files of models and the speeds of earlier runs."""
 
-    weights: Weights | None
+    settings: str  # a digest of the sections of the config that count
+    plan: Plan
+    data: DataTotals
+    device: DeviceFacts
+
+    def differing(self, others: Facts) -> list[str]:
+        """Return the names of the facts that are not the same."""
+        names = ("settings", "plan", "data", "device")
+        return [name for name in names if getattr(self, name) != getattr(others, name)]
+
+
+# Sections that say where results go and who is told, and nothing of what the steps do.
+_WITHOUT_COSTS: Final = frozenset(
+    ("name", "output", "logging", "tracking", "hooks", "mirror", "push", "kubernetes")
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Memory, time and price of a run before it starts, and what they follow from. None for what is not known."""
+
+    facts: Facts
     memory: Forecast | None  # of one device
     bill: Bill | None  # time and price of the steps
+    shape: RunShape | None  # what its speed depends on
     evaluation_hours: float | None  # of all evaluations
     # Cost of asking the model before training, or a teacher, about every answer once.
     reference_hours: float | None
@@ -58,16 +113,12 @@ class Costs:
     drawing_hours: Hours | None
 
     def kept(self) -> dict[str, Any]:
-        """Return what the event of a start keeps, to be compared with what comes."""
-        facts: dict[str, Any] = {"memory_bytes": None}
-        if self.memory is not None:
-            facts["memory_bytes"] = self.memory.allocated_bytes
-        if self.bill is not None:
-            facts |= asdict(self.bill)
-        return facts
+        """Return what the event of a start keeps: all of it, as data for JSON. `read_kept` reads it."""
+        data: dict[str, Any] = _kept_costs().dump_python(self, mode="json")
+        return data
 
-    def to_json(self, trainable: Trainable) -> dict[str, Any]:
-        """Return the same facts as numbers, and how much is trained of each part of the model."""
+    def to_json(self) -> dict[str, Any]:
+        """Return memory, time and price as `kubetune plan --json` has them."""
         memory = None
         if self.memory is not None:
             memory = {
@@ -78,9 +129,6 @@ class Costs:
                 "parameters": self.memory.parameters,
                 "trained_parameters": self.memory.trained_parameters,
             }
-        trained = None
-        if self.weights is not None:
-            trained = trained_by_part(trainable, self.weights)
         drawn = None
         if self.drawing is not None:
             drawn = drawing.facts(self.drawing, self.cache_bytes, self.drawing_hours)
@@ -89,7 +137,6 @@ class Costs:
             bill = asdict(self.bill)
         return {
             "memory": memory,
-            "trained_by_part": trained,
             "evaluation_hours": self.evaluation_hours,
             "reference_hours": self.reference_hours,
             "bill": bill,
@@ -98,17 +145,9 @@ class Costs:
 
 
 def costs_of(
-    config: Config,
-    plan: Plan,
-    data: DataTotals,
-    device: DeviceFacts,
-    environ: Mapping[str, str],
-    weights: Weights | None,
+    config: Config, plan: Plan, data: DataTotals, device: DeviceFacts, models: RunWeights
 ) -> Costs:
-    """Forecast memory, time and price, as far as the files of the model are on this machine.
-
-    `weights`: those of the model, as far as they are known.
-    """
+    """Forecast memory, time and price, as far as the files of the models are on this machine."""
     drawn = None
     tokens = data.tokens
     if config.draws_answers:
@@ -116,33 +155,31 @@ def costs_of(
     if drawn is not None:
         tokens = drawn.learnt_tokens
 
-    # Memory depends on the longest row. Speeds of runs are compared by rows as long as the config lets them be.
-    longest_work = RankWork.of(config, plan, data.longest)
-    work = work_of(config, plan, environ)
-    memory = None
     cache_bytes = None
-    if weights is not None:
-        memory = forecast(longest_work, weights, device.memory_bytes)
-        cache_bytes = _cache_bytes(longest_work, weights)
-    if memory is not None:
-        memory = _with_other_models(memory, config, plan, longest_work.is_sharded, environ)
-
+    if models.model is not None:
+        cache_bytes = _cache_bytes(RankWork.of(config, plan, data.longest), models.model)
+    # Memory depends on the longest row. Speeds of runs are compared by rows as long as the config lets them be, with
+    # the teacher that is asked in each step.
+    work = RankWork.of(config, plan)
+    asks_once = config.task == "distill" and config.distill.keeps_teacher
+    if not asks_once:
+        work = replace(work, teacher=models.teacher)
     known = earlier_runs.read()
-    bill = cost.bill(work, config.compute, plan, weights, tokens, device.gpu, known)
+    shape = cost.kind_of(work, plan, models.model, device.gpu)
+    bill = cost.bill(shape, config.compute, plan.world_size, tokens, known)
     drawing_hours = None
-    kind = cost.kind_of(work, plan, weights, device.gpu)
-    if bill is not None and kind is not None:
-        waiting_share = earlier_runs.waiting_share(kind, known)
+    if bill is not None and shape is not None:
+        waiting_share = earlier_runs.waiting_share(shape, known)
         drawing_hours = drawing.hours_by_part(bill.hours, waiting_share)
     rate = None if bill is None else bill.tokens_per_second
     reference_hours = cost.reference_hours(config.task, config.preference, config.lora, plan, rate)
-    if config.task == "distill" and config.distill.keeps_teacher:
-        teacher = _weights_of(config.teacher_path, environ)
-        reference_hours = cost.teacher_hours(work, weights, teacher, plan, rate)
+    if asks_once:
+        reference_hours = cost.teacher_hours(work, models.model, models.teacher, plan, rate)
     return Costs(
-        weights=weights,
-        memory=memory,
+        facts=Facts(digest(config), plan, data, device),
+        memory=memory_of(config, plan, models, device.memory_bytes, data.longest),
         bill=bill,
+        shape=shape,
         evaluation_hours=cost.evaluation_hours(
             config.evaluation,
             config.lora,
@@ -158,25 +195,66 @@ def costs_of(
     )
 
 
-def work_of(config: Config, plan: Plan, environ: Mapping[str, str]) -> RankWork:
-    """Return the work of a rank on the longest rows that are allowed, with the teacher that its steps ask."""
-    teacher = None
-    if config.task == "distill" and not config.distill.keeps_teacher:
-        teacher = _weights_of(config.teacher_path, environ)
-    return replace(RankWork.of(config, plan), teacher=teacher)
+def memory_of(
+    config: Config,
+    plan: Plan,
+    models: RunWeights,
+    device_bytes: int | None,
+    longest: int | None,
+) -> Forecast | None:
+    """Forecast the memory of a device, with all models that it holds; None if the model's sizes are not known.
 
-
-def changes_that_fit(
-    config: Config, plan: Plan, costs: Costs, longest: int | None
-) -> Sequence[tuple[str, Forecast]]:
-    """Return changes of the config, each of which is enough to make the run fit, with the forecast after it.
-
-    There are none for a run that fits, or if nobody knows whether it does.
+    `longest`: tokens of the longest row, None while the data are unread.
     """
-    memory = costs.memory
-    if memory is None or costs.weights is None or memory.device_bytes is None or memory.fits:
-        return ()
-    return remedies(config, plan, costs.weights, memory.device_bytes, longest)
+    work = RankWork.of(config, plan, longest)
+    memory = None
+    if models.model is not None:
+        memory = forecast(work, models.model, device_bytes)
+    if memory is None:
+        return None
+    element = element_bytes("auto", plan.device)
+    judges = sum(weights.parameters for weights in models.judges)
+    teacher = 0
+    # A teacher that is the model itself is the model with its adapter off.
+    if models.teacher is not None and not (config.distill.model == ITSELF and config.lora):
+        ranks = config.training.ranks_of_copy(plan.world_size) if work.is_sharded else 1
+        teacher = _part_of_teacher(models.teacher, ranks)
+    parts = dict(memory.parts)
+    if judges:
+        parts["models that reward answers"] = judges * element
+    if teacher:
+        parts["teacher"] = teacher * element
+    return replace(memory, parts=parts)
+
+
+def _part_of_teacher(weights: Weights, ranks: int) -> int:
+    """Return the parameters of a teacher that each of so many ranks holds, and the two layers that it borrows."""
+    # The teacher of a sharded model is cut as a frozen base is.
+    held = weights.parameters // ranks
+    shape = shape_of(weights)
+    if ranks > 1 and shape is not None:
+        held += 2 * weights.parameters // shape.layers
+    return held
+
+
+def read_kept(events: Sequence[Mapping[str, Any]]) -> Costs | None:
+    """Return the forecast that the event of a run's last start keeps; None if it has none that can be read."""
+    try:
+        return _kept_costs().validate_python(last_start(events).get("forecast"))
+    except ValidationError:
+        return None
+
+
+@cache
+def _kept_costs() -> TypeAdapter[Costs]:
+    return TypeAdapter(Costs)
+
+
+def digest(config: Config) -> str:
+    """Return a digest of the sections of a config that count for its costs."""
+    settings = resolved(config)
+    counted = {name: value for name, value in settings.items() if name not in _WITHOUT_COSTS}
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _cache_bytes(work: RankWork, weights: Weights) -> int | None:
@@ -187,49 +265,6 @@ def _cache_bytes(work: RankWork, weights: Weights) -> int | None:
     return drawing.cache_bytes(
         weights.text_config, shape, work.drawn_rows, work.drawn_tokens, work.element
     )
-
-
-def _with_other_models(
-    memory: Forecast, config: Config, plan: Plan, is_sharded: bool, environ: Mapping[str, str]
-) -> Forecast:
-    """Return the memory of a device that also holds the models of rewards and the teacher of a run.
-
-    The teacher of a sharded model is cut as a frozen base is, of which a rank borrows two layers.
-    """
-    paths = [reward.reward_model or reward.teacher for reward in config.rewards]
-    memory = _with_others(memory, "models that reward answers", paths, plan.device, environ)
-    teacher = config.teacher_path
-    if config.distill.model == ITSELF and config.lora:
-        # The same model with its adapter off.
-        teacher = None
-    ranks = config.training.ranks_of_copy(plan.world_size) if is_sharded else 1
-    return _with_others(memory, "teacher", [teacher], plan.device, environ, ranks)
-
-
-def _with_others(
-    memory: Forecast,
-    name: str,
-    paths: Sequence[str | None],
-    device: str,
-    environ: Mapping[str, str],
-    ranks: int = 1,
-) -> Forecast:
-    """Return the memory of a device that also holds other models, as far as these are here.
-
-    `name`: what they are. `ranks`: those that each hold a part.
-    """
-    parameters = 0
-    for path in paths:
-        weights = _weights_of(path, environ)
-        if weights is not None:
-            parameters += weights.parameters // ranks
-            shape = shape_of(weights)
-            if ranks > 1 and shape is not None:
-                parameters += 2 * weights.parameters // shape.layers
-    if not parameters:
-        return memory
-    held = {name: parameters * element_bytes("auto", device)}
-    return replace(memory, parts={**memory.parts, **held})
 
 
 def _weights_of(path: str | None, environ: Mapping[str, str]) -> Weights | None:

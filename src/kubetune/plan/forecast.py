@@ -23,15 +23,13 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
-from kubetune.config.schema import Config, DataConfig, GrpoConfig, LoraConfig, TrainingConfig
 from kubetune.plan.activations import activations, expects_compiling, goes_alone
 from kubetune.plan.drawing import cache_bytes, sampling_bytes
 from kubetune.plan.linears import adapter_parameters, learning_whole, linears, shape_of, stacks
 from kubetune.plan.memory import ROOM_TO_DRAW, USABLE_SHARE, Shape, chunk_rows
 from kubetune.plan.model_shapes import TOWERS, Weights
-from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
 
 MIB = 2**20
@@ -68,7 +66,8 @@ class Forecast:
     trained_parameters: int
     parameters: int
     device_bytes: int | None  # memory of the device, None if unknown
-    recomputed_layers: int = 0
+    # Layers that recompute by `gradient_checkpointing: auto`: with plain kernels, and with compiled ones.
+    recomputed: tuple[int, int] = (0, 0)
 
     @property
     def peak_bytes(self) -> int:
@@ -92,17 +91,8 @@ class Forecast:
         return self.peak_bytes - self.parts.get("allocator", 0) <= USABLE_SHARE * self.device_bytes
 
 
-def forecast(
-    work: RankWork,
-    weights: Weights,
-    device_bytes: int | None = None,
-    *,
-    compiled: bool | None = None,
-) -> Forecast | None:
-    """Return the peak of one device, or None for models that do not name their sizes in config.json.
-
-    `compiled`: True if pointwise kernels are compiled, None to go by what the plan says.
-    """
+def forecast(work: RankWork, weights: Weights, device_bytes: int | None = None) -> Forecast | None:
+    """Return the peak of one device, or None for models that do not name their sizes in config.json."""
     shape = shape_of(weights)
     if shape is None:
         return None
@@ -110,36 +100,30 @@ def forecast(
         weights = _without_vocabulary_head(weights)
     # Bytes that a rank holds for the whole run.
     trained = adapter_parameters(work.trainable, weights)
-    parts = _held_parts(work, weights, trained)
-    borrowed: dict[str, int] = {}
-    if work.is_sharded and work.ranks > 1:
-        borrowed = _sharing_parts(work, weights, shape, device_bytes)
-        parts |= borrowed
-    if work.device == "cuda" and work.lora is None:
-        # Autograd makes it whole before the optimizer's buffer takes it; mostly the gradient of embeddings or head.
-        largest = max(math.prod(sizes) for sizes in weights.shapes.values())
-        parts["gradient of the largest weight"] = work.element * largest
+    borrowed = _borrowed_parts(work, weights, shape, device_bytes)
+    held = _held_parts(work, weights, trained) | borrowed | _largest_gradient(work, weights)
     # Bytes that come and go within a step. Activations get the room that is left.
     logits = _logits_bytes(work, weights, device_bytes)
     room = None
     if device_bytes is not None:
-        held = sum(parts.values()) + logits + CUDA_CONTEXT_BYTES
-        room = int(USABLE_SHARE * device_bytes) - held
-    if compiled is None:
-        compiled = expects_compiling(work, weights.parameters)
-    kept = activations(work, weights, shape, room=room, logits=logits, compiled=compiled)
+        room = int(USABLE_SHARE * device_bytes) - sum(held.values()) - logits - CUDA_CONTEXT_BYTES
+    keep = partial(activations, work, weights, shape, room=room, logits=logits)
+    plain = keep(compiled=False)
+    compiled = keep(compiled=True)
+    kept = compiled if expects_compiling(work, weights.parameters) else plain
+    passing = {**kept.parts, "logits, a chunk at a time": logits}
     if work.draws_answers:
         # Answers are drawn before a step begins, when nothing of what comes and goes within it is there.
-        comes_and_goes = logits + sum(kept.parts.values()) + sum(borrowed.values())
         drawing = _drawing_bytes(work, weights, shape)
         if borrowed:
             drawing += _gathered_bytes(work, weights, shape, room)
-        parts["drawing answers, beyond what a step takes"] = max(0, drawing - comes_and_goes)
-    parts |= kept.parts
-    parts["logits, a chunk at a time"] = logits
-    parts |= _uncounted_parts(work, sum(parts.values()))
+        comes_and_goes = sum(passing.values()) + sum(borrowed.values())
+        held["drawing answers, beyond what a step takes"] = max(0, drawing - comes_and_goes)
+    counted = held | passing
+    parts = counted | _uncounted_parts(work, sum(counted.values()))
     present = {name: size for name, size in parts.items() if size}
-    return Forecast(present, trained, weights.parameters, device_bytes, kept.recomputed_layers)
+    recomputed = (plain.recomputed_layers, compiled.recomputed_layers)
+    return Forecast(present, trained, weights.parameters, device_bytes, recomputed)
 
 
 def _drawing_bytes(work: RankWork, weights: Weights, shape: Shape) -> int:
@@ -242,7 +226,18 @@ def _whole(weights: Weights, trained: Collection[str]) -> Weights:
     return replace(weights, shapes=shapes)
 
 
-def _sharing_parts(
+def _largest_gradient(work: RankWork, weights: Weights) -> dict[str, int]:
+    """Return the largest gradient of full fine-tuning on a GPU, mostly that of embeddings or head.
+
+    Autograd makes it whole before the optimizer's buffer takes it.
+    """
+    if work.device != "cuda" or work.lora is not None:
+        return {}
+    largest = max(math.prod(sizes) for sizes in weights.shapes.values())
+    return {"gradient of the largest weight": work.element * largest}
+
+
+def _borrowed_parts(
     work: RankWork, weights: Weights, shape: Shape, device_bytes: int | None
 ) -> dict[str, int]:
     """Return what ranks hold in addition to their own slices: what they borrow, and what is on its way between them.
@@ -251,6 +246,8 @@ def _sharing_parts(
     around them that stays gathered from the beginning of the forward to the end of the backward. Of a frozen base each
     is gathered when it is used, like a layer, and arrives where it is used.
     """
+    if not work.is_sharded or work.ranks == 1:
+        return {}
     if work.lora is not None:
         two = _two_layers(work, weights, shape)
         return {"weights, borrowed: two layers, or one and a table of tokens": two}
@@ -314,73 +311,3 @@ def _logits_bytes(work: RankWork, weights: Weights, device_bytes: int | None) ->
     elif any((text.get(name) or 1.0) != 1.0 for name in ("logit_scale", "logits_scaling")):
         value_bytes += 4
     return min(tokens, chunk_rows(vocabulary, device_bytes)) * vocabulary * value_bytes + compared
-
-
-def remedies(
-    config: Config, plan: Plan, weights: Weights, device_bytes: int, longest: int | None = None
-) -> list[tuple[str, Forecast]]:
-    """Return changes of the config that each make the run fit, mildest first, with the forecast after the change."""
-    fitting = []
-    changes = _changes(config.training, config.data, config.lora, config.quantization, plan)
-    if config.task == "grpo":
-        changes = _smaller_drawing(config.grpo) + changes
-    for text, update in changes:
-        changed = config.model_copy(update=update)
-        batch = changed.training.per_device_train_batch_size
-        tokens = batch * changed.longest_row if changed.data.packing else None
-        sizes = {"per_device_train_batch_size": batch, "micro_batch_tokens": tokens}
-        work = RankWork.of(changed, plan.model_copy(update=sizes), longest)
-        memory = forecast(work, weights, device_bytes)
-        if memory is not None and memory.fits:
-            fitting.append((text, memory))
-    return fitting
-
-
-def _smaller_drawing(settings: GrpoConfig) -> list[tuple[str, dict[str, Any]]]:
-    """Return the changes that draw fewer answers at a time, down to the answers to one prompt."""
-    changes: list[tuple[str, dict[str, Any]]] = []
-    rows = settings.generation_batch_size
-    while rows > settings.num_generations:
-        rows = max(rows // 2, settings.num_generations)
-        smaller = settings.model_copy(update={"generation_batch_size": rows})
-        changes.append((f"grpo.generation_batch_size: {rows}", {"grpo": smaller}))
-    return changes
-
-
-def _changes(
-    training: TrainingConfig,
-    data: DataConfig,
-    lora: LoraConfig | None,
-    quantization: str,
-    plan: Plan,
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return the changes that may make a run fit, mildest first: what to write, and the keys of the config."""
-    changes: list[tuple[str, dict[str, Any]]] = []
-
-    def change_training(text: str, **values: object) -> None:
-        changes.append((text, {"training": training.model_copy(update=values)}))
-
-    # Slower, but the same numbers.
-    if training.gradient_checkpointing is not True:
-        change_training("training.gradient_checkpointing: true", gradient_checkpointing=True)
-    # Halve the micro-batch: the gradient stays the same.
-    batch = training.per_device_train_batch_size
-    while batch > 1:
-        batch //= 2
-        text = f"training.per_device_train_batch_size: {batch}, with the same global_batch_size"
-        change_training(text, per_device_train_batch_size=batch)
-    # Spread the weights over the GPUs.
-    if training.parallelism == "ddp" and plan.world_size > 1:
-        wanted = "fsdp" if lora is None else "shard_base"
-        change_training(f"training.parallelism: {wanted}", parallelism=wanted)
-    # Train less, or in fewer bits: another result.
-    if lora is None:
-        change_training("training.optim: adamw_8bit", optim="adamw_8bit")
-        changes.append(("lora: {r: 16}", {"lora": LoraConfig()}))
-    elif plan.device == "cuda" and quantization not in ("4bit", "fp4"):
-        changes.append(("quantization: 4bit", {"quantization": "4bit"}))
-    # Shorter rows lose data, so they come last.
-    length = data.max_length // 2
-    shorter = data.model_copy(update={"max_length": max(8, length)})
-    changes.append((f"data.max_length: {length}", {"data": shorter}))
-    return changes

@@ -21,7 +21,7 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config, DataConfig
 from kubetune.plan.devices import device_bytes
-from kubetune.plan.parallelism import decide_parallelism
+from kubetune.plan.fitting import decide_parallelism
 from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics, starts
 from kubetune.rundir.starts import moved_numbers

@@ -63,7 +63,7 @@ class CausalLM(Task):
             model = self.with_adapters(model, spec, training.seed)
 
         learner = self.learner_of(model.train(), spec)
-        return tune(learner, training, workload, spec.model.path, world)
+        return tune(learner, training, workload, world)
 
     def with_adapters(self, model: nn.Module, spec: ModelSpec, seed: int) -> nn.Module:
         """Return a model with the adapters of `spec.lora` in it. Raise ConfigError for targets that it lacks."""

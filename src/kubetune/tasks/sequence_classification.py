@@ -105,7 +105,7 @@ class SequenceClassification(Task):
         if not pools_last(unwrap(model)):
             # Encoders have none of the parts that gain by it.
             training = without_compiler(training)
-        return tune(learner, training, workload, spec.model.path, world)
+        return tune(learner, training, workload, world)
 
     def with_adapters(self, model: nn.Module, spec: ModelSpec, seed: int) -> nn.Module:
         """Return a model with adapters, whose new heads learn whole. Raise ConfigError for targets that it lacks."""

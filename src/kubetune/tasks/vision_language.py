@@ -71,7 +71,7 @@ class VisionLanguage(CausalLM):
         learner = self.learner_of(model.train(), spec)
         # What compiled kernels gain here has not been measured.
         training = without_compiler(training)
-        return tune(learner, training, workload, spec.model.path, world)
+        return tune(learner, training, workload, world)
 
     def with_adapters(self, model: nn.Module, spec: ModelSpec, seed: int) -> nn.Module:
         """Return a model with adapters on what may learn. Raise ConfigError for targets that it lacks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.distributed import process_group
 from kubetune.plan import actuals
-from kubetune.plan.costs import work_of
-from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.costs import read_kept
 from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
@@ -64,7 +62,9 @@ def _write_report(start: RankStart, state: State, peak: int) -> str:
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
     # What was forecast at the start beside what was measured.
+    forecast = read_kept(events)
     compared = actuals.compare(
+        forecast,
         peak_memory_bytes=peak,
         step_seconds=totals.seconds,
         events=events,
@@ -90,12 +90,10 @@ def _write_report(start: RankStart, state: State, peak: int) -> str:
         actuals=compared,
         nothing_learnt=learnt_nothing,
     )
-    if numbers["throughput"] is not None:
+    if numbers["throughput"] is not None and forecast is not None:
         # Forecasts of later runs on this machine go by what this one measured.
         actuals.remember(
-            work_of(config, plan, os.environ),
-            plan,
-            read_weights(config.model.path, os.environ),
+            forecast.shape,
             tokens_per_second=numbers["throughput"]["tokens_per_second"],
             seconds=totals.seconds,
             events=events,

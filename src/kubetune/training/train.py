@@ -19,6 +19,7 @@ from kubetune.training.start.opened_log import open_run_log
 from kubetune.training.start.outlook import record_start
 from kubetune.training.start.parts import build
 from kubetune.training.start.rank_start import RankStart
+from kubetune.training.start.run_forecast import forecast_run, settle
 
 
 def train(start: RankStart) -> tuple[State, str]:
@@ -29,13 +30,15 @@ def train(start: RankStart) -> tuple[State, str]:
     """
     config = start.config
     world = start.world
+    costs = forecast_run(start)
+    budget = MemoryBudget(config, costs, world.device)
     # Losses of peers and shortages of memory may come up anywhere: a sharded model talks with other ranks in each layer.
-    budget_of = partial(MemoryBudget, config, start.plan, world.device)
-    with process_group.noticing_losses(), explaining_shortage(budget_of, world.rank):
-        run = build(start)
+    with process_group.noticing_losses(), explaining_shortage(budget, world.rank):
+        run = build(start, costs.memory)
+        costs = settle(start, run.plan, costs)
         state = restore(run)
         if world.is_main:
-            record_start(start, run, state)
+            record_start(start, run, state, costs)
 
         # Trials, which change no weight.
         if start.training.fp8:
@@ -43,9 +46,7 @@ def train(start: RankStart) -> tuple[State, str]:
             first_loss = partial(warm_up.loss_ahead, run, state)
             fp8.adopt(model, run.learner.kernels, world.device, first_loss)
         if start.training.preflight:
-            longest = start.data.longest
-            budget_of = partial(MemoryBudget, config, run.plan, world.device, longest)
-            preflight.rehearse(run, state, budget_of)
+            preflight.rehearse(run, state, MemoryBudget(config, costs, world.device))
 
         # Until here a stop ends the process at once. From here it is obeyed where nothing is lost.
         start.stop.defer()

@@ -30,7 +30,7 @@ from kubetune.k8s.manifests.run_spec import (
     spec_of,
 )
 from kubetune.plan.devices import device_bytes
-from kubetune.plan.parallelism import decide_parallelism
+from kubetune.plan.fitting import decide_parallelism
 from kubetune.plan.plan import Plan
 from kubetune.rundir.starts import dated, moved_numbers
 

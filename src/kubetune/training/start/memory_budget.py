@@ -11,13 +11,13 @@ from kubetune import errors
 from kubetune.base.humanize import size
 from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.models import acceleration
-from kubetune.plan.forecast import Forecast, forecast, remedies
+from kubetune.plan.costs import RunWeights
+from kubetune.plan.fitting import remedies
 from kubetune.plan.memory import USABLE_SHARE
-from kubetune.plan.model_shapes import read_weights
-from kubetune.plan.rank_work import RankWork
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
+    from kubetune.plan.costs import Costs
     from kubetune.plan.plan import Plan
 
 # Share of the device that advice counts on after memory ran out although the forecast fitted.
@@ -31,23 +31,12 @@ class MemoryBudget:
     owner: str  # what sets that limit, for messages: a GPU's name, `compute.memory`, this machine
     forecast_bytes: int | None  # None if the model's files say too little for a forecast
 
-    def __init__(
-        self,
-        config: Config,
-        plan: Plan,
-        device: torch.device,
-        longest: int | None = None,
-    ) -> None:
+    def __init__(self, config: Config, costs: Costs, device: torch.device) -> None:
         self._config = config
-        self._plan = plan
-        self._longest = longest
-        self.device_bytes, self.owner = _device_bytes(config.compute.memory, plan, device)
-        # Without the model: from the headers of its files.
-        self._weights = read_weights(config.model.path, os.environ)
-        self._forecast: Forecast | None = None
-        if self._weights is not None:
-            work = RankWork.of(config, plan, longest)
-            self._forecast = forecast(work, self._weights, self.device_bytes)
+        self._facts = costs.facts
+        self._forecast = costs.memory
+        memory = config.compute.memory
+        self.device_bytes, self.owner = rank_memory(memory, costs.facts.plan, device)
         self.forecast_bytes = None
         if self._forecast is not None:
             self.forecast_bytes = self._forecast.allocated_bytes
@@ -100,20 +89,16 @@ class MemoryBudget:
         A measured peak corrects the forecast. Without one, only this share of the device is counted on.
         """
         # Without a forecast it is unknown how much each change saves.
-        if self._weights is None or self._forecast is None:
+        if self._forecast is None:
             return "lower training.per_device_train_batch_size or data.max_length, or recompute activations"
         # The forecast of a changed run is taken to be wrong by the same factor, so the device looks that much smaller.
         wrong_by = 1 / share
         if peak and self.forecast_bytes:
             wrong_by = max(1.0, peak / self.forecast_bytes)
         usable = int(self.device_bytes / wrong_by)
-        changes = remedies(
-            self._config,
-            self._plan,
-            self._weights,
-            usable,
-            self._longest,
-        )
+        models = RunWeights.of(self._config, os.environ)
+        facts = self._facts
+        changes = remedies(self._config, facts.plan, models, usable, facts.data.longest)
         # Each one alone would be enough, the mildest first.
         if not changes:
             return "no single change would make it fit; several together may, or a larger device"
@@ -121,7 +106,7 @@ class MemoryBudget:
         return f"it would fit with {', or '.join(texts)}"
 
 
-def _device_bytes(
+def rank_memory(
     compute_memory: str | None,
     plan: Plan,
     device: torch.device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -27,15 +27,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Iterator[None]:
+def explaining_shortage(budget: MemoryBudget, rank: int) -> Iterator[None]:
     """Turn the error when memory runs out within the block into one that says what would help."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        # Made only now: a run that fits never asks for it.
-        budget = budget_of()
         raise errors.OutOfMemory(
             f"rank {rank} ran out of memory ({errors.first_line(error)}); there are {size(budget.device_bytes)} "
             f"({budget.owner}); {budget.advice(SHARE_AFTER_WRONG_FORECAST)}. What was saved is good: after such a "

@@ -12,15 +12,18 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.adapters import shared_input
 from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions, check_rows
-from kubetune.plan.rank_work import RankWork
+from kubetune.plan.forecast import Forecast
 from kubetune.rundir import heartbeat
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.optimizer.adamw_sharded import make_optimizer
 from kubetune.training.start.rank_start import RankStart
 
 
-def build_model(start: RankStart) -> Learner:
-    """Load the model, made ready to train. Raise ConfigError, before its weights are read, for rows that do not fit."""
+def build_model(start: RankStart, memory: Forecast | None) -> Learner:
+    """Load the model, made ready to train. Raise ConfigError, before its weights are read, for rows that do not fit.
+
+    `memory`: what the run is expected to take.
+    """
     model = start.model.model
     data = start.data
     check_rows(getattr(transformers, start.task.auto_class), model, data)
@@ -30,8 +33,7 @@ def build_model(start: RankStart) -> Learner:
     # About as many as the whole run has: whether compiling pays depends on them.
     mean_tokens = data.train.lengths.mean()
     num_tokens = int(mean_tokens * start.plan.global_batch_size * start.plan.num_steps)
-    work = RankWork.of(start.config, start.plan, data.longest)
-    workload = Workload(num_tokens, data.labels, work)
+    workload = Workload(num_tokens, data.labels, memory)
     learner = start.task.build(start.model, start.training, start.world, workload)
     check_positions(learner.lm, data.longest)
     return learner

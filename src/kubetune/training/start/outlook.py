@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-from kubetune.base import files, logs
+from kubetune.base import files
 from kubetune.data.findings.kept_data import record
-from kubetune.plan.cost import price_line, time_line
-from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
-from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.costs import Costs
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.scoring import kept_questions
 from kubetune.training import learner_flops
 from kubetune.training.run import Run
 from kubetune.training.start import auto_settings
-from kubetune.training.start.planning import planned_tokens
 from kubetune.training.start.rank_start import RankStart
-from kubetune.training.start.start_log import gpu_name
+from kubetune.training.start.run_forecast import log_forecast
 
 
 def record_plan(start: RankStart) -> None:
@@ -34,8 +28,8 @@ def record_plan(start: RankStart) -> None:
     kept_questions.keep(run_dir, data.spec, data.eval, num_questions)
 
 
-def record_start(start: RankStart, run: Run, state: State) -> None:
-    """Record the event of this start, with the facts that speeds depend on."""
+def record_start(start: RankStart, run: Run, state: State, costs: Costs) -> None:
+    """Record the event of this start, with the forecast and the facts that speeds depend on."""
     # Speeds of two starts can only be compared if these are the same.
     config = start.config
     saved_share = run.plan.saved_share
@@ -51,7 +45,8 @@ def record_start(start: RankStart, run: Run, state: State) -> None:
     facts["saved_share"] = saved_share
     facts |= auto_settings.as_event(start.model.model, start.training)
     facts["machine"] = machine.describe()
-    facts["forecast"] = _forecast(start, run, facts["device_bytes"])
+    facts["forecast"] = costs.kept()
+    log_forecast(costs, config.compute.price_per_gpu_hour)
 
     event = "resume" if state.step else "start"
     metrics.record_event(
@@ -61,24 +56,3 @@ def record_start(start: RankStart, run: Run, state: State) -> None:
         steps=run.plan.num_steps,
         **facts,
     )
-
-
-def _forecast(start: RankStart, run: Run, device_bytes: int) -> dict[str, Any]:
-    """Log what the run will take, as far as that is known, and return what the report compares it with."""
-    config = start.config
-    data = DataTotals(planned_tokens(run.plan, run.data), run.data.longest)
-    device = DeviceFacts(gpu_name(run.world), device_bytes)
-    costs = costs_of(
-        config,
-        run.plan,
-        data,
-        device,
-        os.environ,
-        read_weights(config.model.path, os.environ),
-    )
-    if costs.bill is not None and costs.bill.hours is not None:
-        logs.STEP.info("forecast for the steps: %s", time_line(costs.bill))
-        price = price_line(costs.bill, config.compute.price_per_gpu_hour)
-        if price:
-            logs.STEP.info("forecast of the price: %s", price)
-    return costs.kept()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from kubetune.distributed import process_group
 from kubetune.models.learner import Learner
 from kubetune.models.loading import choose_dtype
+from kubetune.plan.forecast import Forecast
 from kubetune.training.judgement import open_judge, require_metric
 from kubetune.training.movement import Movement
 from kubetune.training.optimizer.adamw import FlatAdamW
@@ -22,8 +23,11 @@ from kubetune.training.start.rank_start import RankStart
 from kubetune.training.start.start_log import log_model, log_padding
 
 
-def build(start: RankStart) -> Run:
-    """Build the model as it is before training, and everything else that the loop works with. All ranks call it."""
+def build(start: RankStart, memory: Forecast | None) -> Run:
+    """Build the model as it is before training, and everything else that the loop works with. All ranks call it.
+
+    `memory`: what the run is expected to take.
+    """
     # What can be refused is refused before the weights are loaded, which may take minutes.
     config = start.config
     data = start.data
@@ -35,7 +39,7 @@ def build(start: RankStart) -> Run:
         require_metric(start.training.metric_for_best_model, names)
     judge = open_judge(config.evaluation, data.spec.splits.get("eval", ()), data, world)
 
-    learner = build_model(start)
+    learner = build_model(start, memory)
     if config.task == "distill":
         learner = with_teacher(start, learner)
     dtype = choose_dtype(start.model.model.dtype, world.device)

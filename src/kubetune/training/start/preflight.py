@@ -7,7 +7,6 @@ checkpoint that a kill leaves behind lies where the next start clears it away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from kubetune.training.run import Run
 
 
-def rehearse(run: Run, state: State, budget_of: Callable[[], MemoryBudget]) -> None:
+def rehearse(run: Run, state: State, budget: MemoryBudget) -> None:
     """Try what the run will do, and log how much memory it took. All ranks call it.
 
     Raise OutOfMemory if it does not fit, with the changes that would make it fit.
@@ -45,7 +44,6 @@ def rehearse(run: Run, state: State, budget_of: Callable[[], MemoryBudget]) -> N
 
     # Log the forecast first: if the kernel kills this process, that is the last line.
     device = run.world.device
-    budget = budget_of()
     work = warm_up.largest(run)
     batch = work.batches[0]
     num_rows = len(batch.cu_seqlens) - 1
