@@ -175,7 +175,7 @@ def test_a_merged_model_says_what_its_adapter_said(
         "adapter",
         {
             **exported.facts,
-            "served_by": served_by("causal_lm", open_result(run_dir).config.lora, "adapter", {}),
+            "served_by": served_by("causal_lm", open_result(run_dir).spec.lora, "adapter", {}),
         },
     )
     assert next(

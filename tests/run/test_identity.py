@@ -17,10 +17,15 @@ from kubetune.cli import main
 from kubetune.config.schema import Config
 from kubetune.data.prepared import identity
 from kubetune.data.prepared.identity import Check
+from kubetune.data.text.tokenizer import cache_folder
 from kubetune.rundir import metrics
 from tests import toy
 
 GIB = 2**30
+
+
+def check_of(config: Config, run_dir: Path) -> Check:
+    return Check(config.model, cache_folder(config.data.cache), run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +116,8 @@ def test_any_change_of_a_file_of_the_base_is_refused(
         if change == "gone":
             path.unlink()
         with pytest.raises(errors.KubetuneError, match=name if change == "longer" else None):
-            Check(config, stopped).require_same()
-    Check(config, stopped).require_same()
+            check_of(config, stopped).require_same()
+    check_of(config, stopped).require_same()
 
 
 def test_another_tokenizer_is_refused_by_name(inputs: Path, run_dir: Path) -> None:
@@ -292,25 +297,25 @@ def test_a_branch_of_the_hub_that_moves_is_one_commit_for_a_run(
     model = identity.pinned(config.model, run_dir)
     assert model.revision == first
     start = config.model_copy(update={"model": model})
-    Check(start, run_dir).record()
+    check_of(start, run_dir).record()
     commit_to(repo, second, other_base)
     assert identity.pinned(config.model, tmp_path).revision == second
     model = identity.pinned(config.model, run_dir)
     assert model.revision == first
     again = config.model_copy(update={"model": model})
-    Check(again, run_dir).require_same()
+    check_of(again, run_dir).require_same()
     moved = config.model_copy(
         update={"model": config.model.model_copy(update={"revision": second})}
     )
     with pytest.raises(
         errors.ConfigError, match=r"at commit 1{12}, but .* names org/base at commit 2{12}"
     ):
-        Check(moved, run_dir).require_same()
+        check_of(moved, run_dir).require_same()
     # The checksums of the hub's cache tell a folder that holds the same.
     at_home = config.model_copy(
         update={"model": config.model.model_copy(update={"path": str(inputs / "model")})}
     )
-    Check(at_home, run_dir).require_same()
+    check_of(at_home, run_dir).require_same()
 
 
 def base_of(folder: Path, inputs: Path, size: int) -> Config:
@@ -333,19 +338,19 @@ def test_what_has_not_changed_is_not_read_again(inputs: Path, tmp_path: Path, si
     config = base_of(tmp_path / "base", inputs, size)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    first = Check(config, run_dir)
+    first = check_of(config, run_dir)
     first.record()
     assert first.bytes_read >= size
     for cache_is_there in (True, False):
         if not cache_is_there:
             shutil.rmtree(tmp_path / "cache")
-        again = Check(config, run_dir)
+        again = check_of(config, run_dir)
         again.require_same()
         again.record()
         assert again.bytes_read == 0
     # Somewhere else the same folder is known by its cache.
     os.utime(tmp_path / "base" / "model-2-of-4.safetensors")
-    touched = Check(config, run_dir)
+    touched = check_of(config, run_dir)
     touched.require_same()
     assert touched.bytes_read == size // 4
 
@@ -365,7 +370,7 @@ def test_an_edit_that_sets_the_time_back_is_seen(inputs: Path, tmp_path: Path) -
     config = base_of(tmp_path / "base", inputs, 8 << 20)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    Check(config, run_dir).record()
+    check_of(config, run_dir).record()
     shard = tmp_path / "base" / "model-3-of-4.safetensors"
     before = shard.stat()
     with shard.open("r+b") as file:
@@ -377,4 +382,4 @@ def test_an_edit_that_sets_the_time_back_is_seen(inputs: Path, tmp_path: Path) -
         errors.ConfigError,
         match=r"model-3-of-4.safetensors was 2,097,152 bytes of sha256 \w+, now is",
     ):
-        Check(config, run_dir).require_same()
+        check_of(config, run_dir).require_same()

@@ -70,6 +70,7 @@ def work(
     with Preparation(config, run_dir, end) as preparation:
         task = import_task(config.task_name, trains_adapter=config.lora is not None)
         from kubetune.data.prepared.identity import Check
+        from kubetune.data.text.tokenizer import cache_folder
         from kubetune.distributed import process_group
         from kubetune.training.rank import train_rank
 
@@ -79,7 +80,7 @@ def work(
     # On one rank alone. A thread reads the base's files while the model is loaded, and is waited for before resuming.
     base = None
     if rank == 0:
-        base = Check(config, run_dir)
+        base = Check(config.model, cache_folder(config.data.cache), run_dir)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         stop.leave_to_kernel()  # waiting for other ranks is done in C++
 

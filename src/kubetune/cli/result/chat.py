@@ -180,7 +180,7 @@ def show_image(
     """Keep an image for the next question. Return what to print about it."""
     for model in _runs(loaded, beside):
         if model.reader is None:
-            return f"a run with `task: {model.config.task}`: its model sees no images"
+            return f"a run with `task: {model.result.trained.task}`: its model sees no images"
     from kubetune.data.reading.images import UnusableImage, verify_image
 
     try:

@@ -19,6 +19,7 @@ from kubetune.data.findings.teacher_texts import of_distillation
 from kubetune.data.prepared import identity
 from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.prepared.rows import Rows
+from kubetune.data.text.tokenizer import cache_folder
 from kubetune.errors import ConfigError, DataError
 from kubetune.rundir import checkpoints
 
@@ -51,7 +52,8 @@ def prepare_start(config: Config, run_dir: Path) -> Prepared:
     before = checkpoints.trained_on(run_dir)
     if before is not None and before[1] != prepared.fingerprint:
         # Another tokenizer makes other data of the same records: its files are named.
-        identity.Check(config, run_dir, only=("tokenizer",)).require_same()
+        cache = cache_folder(config.data.cache)
+        identity.Check(config.model, cache, run_dir, only=("tokenizer",)).require_same()
         raise ConfigError(
             f"{run_dir} was trained up to step {before[0]} on other data, or with another tokenizer (fingerprint "
             f"{before[1][:12]}, now {prepared.fingerprint[:12]}): going on would repeat or skip samples. Choose another "

@@ -29,9 +29,9 @@ from pydantic import TypeAdapter, ValidationError
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import size
-from kubetune.config.schema import Config, ModelConfig
+from kubetune.config.schema import ModelConfig
 from kubetune.data.reading.hub import find_files, image_folder, is_image, is_local
-from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.tokenizer_files import PROCESSOR_FILES
 from kubetune.plan import model_shapes
 from kubetune.rundir.metrics import IDENTITY
@@ -152,12 +152,13 @@ def read(run_dir: Path) -> dict[str, IdentityPart]:
 
 @dataclass
 class Check:
-    """Compares what a config names now with what its run was made from.
+    """Compares the model and tokenizer that a config names now with those that its run was made from.
 
     A thread reads the files while the caller does other work.
     """
 
-    config: Config
+    model: ModelConfig
+    cache: Path  # of checksums, and of answers about tokenizers
     run_dir: Path
     named_by: str = "the run's config"  # where the model is named, for messages
     only: tuple[str, ...] = ("model", "tokenizer")  # the parts that matter
@@ -172,7 +173,7 @@ class Check:
         # A daemon: when the process ends early, nobody waits for it.
         self._thread = threading.Thread(target=self._try, name="identity", daemon=True)
         # A model of the hub need not even be downloaded yet; once it is, the hub's cache knows the checksums.
-        if "model" not in self.only or is_local(self.config.model.path):
+        if "model" not in self.only or is_local(self.model.path):
             self._thread.start()
 
     def now(self) -> dict[str, IdentityPart]:
@@ -250,16 +251,15 @@ class Check:
             self._parts.set_exception(error)
 
     def _read_all(self) -> dict[str, IdentityPart]:
-        cache = cache_folder(self.config.data.cache)
         parts = {}
         if "model" in self.only:
-            parts["model"] = self._read_model(cache)
+            parts["model"] = self._read_model()
         if "tokenizer" in self.only:
-            parts["tokenizer"] = self._read_tokenizer(cache)
+            parts["tokenizer"] = self._read_tokenizer()
         return parts
 
-    def _read_model(self, cache: Path) -> IdentityPart:
-        model = self.config.model
+    def _read_model(self) -> IdentityPart:
+        model = self.model
         folder, commit = _model_folder(model)
         # Only files that decide what the model computes: a changed README does not matter.
         names = ["config.json", *PROCESSOR_FILES, *model_shapes.files_of(folder)]
@@ -269,32 +269,26 @@ class Check:
         for name in names:
             if (folder / name).is_file():
                 paths[name] = folder / name
-        return IdentityPart(model.path, commit, self._contents("model", paths, cache))
+        return IdentityPart(model.path, commit, self._contents("model", paths))
 
-    def _read_tokenizer(self, cache: Path) -> IdentityPart:
-        model = self.config.model
-        tokenizer = load_tokenizer(model, cache)
-        contents = self._contents("tokenizer", tokenizer.files, cache)
+    def _read_tokenizer(self) -> IdentityPart:
+        tokenizer = load_tokenizer(self.model, self.cache)
+        contents = self._contents("tokenizer", tokenizer.files)
         # A template that the config names is no file of the tokenizer, but decides as much.
         template = tokenizer.given_template
         if template is not None:
             text = template.encode()
             contents[TEMPLATE] = Content(hashlib.sha256(text).hexdigest(), len(text))
         commit = _commit_in(tokenizer.files.values())
-        return IdentityPart(model.tokenizer or model.path, commit, contents)
+        return IdentityPart(self.model.tokenizer or self.model.path, commit, contents)
 
-    def _contents(
-        self,
-        part: str,
-        paths: Mapping[str, Path],
-        cache: Path,
-    ) -> dict[str, Content]:
+    def _contents(self, part: str, paths: Mapping[str, Path]) -> dict[str, Content]:
         known: Mapping[str, Content] = {}
         if part in self._known:
             known = self._known[part].files
         contents = {}
         for name, path in sorted(paths.items()):
-            contents[name], bytes_read = content_of(path, cache, known.get(name))
+            contents[name], bytes_read = content_of(path, self.cache, known.get(name))
             self.bytes_read += bytes_read
         return contents
 

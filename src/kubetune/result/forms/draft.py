@@ -131,19 +131,19 @@ def name_of(dtype: torch.dtype) -> str:
 
 def dtype_to_write(result: Result, wanted: str | None) -> torch.dtype:
     """Return the dtype of written weights: the wanted one, the run file's, or that of the model's own weights."""
-    config = result.config
-    # Read from the run file itself: `config` may have the dtype that a CPU computes with best.
+    model = result.model
+    # Read from the run file itself: the result may have the dtype that a CPU computes with best.
     name = DTYPE_NAMES.get(wanted or "", wanted) or read_config(result.run_dir).model.dtype
     if name == "auto":
-        path = config.model.path
-        revision = config.model.revision
-        if config.lora is None:
+        path = model.path
+        revision = model.revision
+        if result.spec.lora is None:
             path = str(result.checkpoint)
             revision = None
         # config.json says in what dtype the weights lie, without reading them.
-        with explained_model(config.model):
+        with explained_model(model):
             facts = transformers.AutoConfig.from_pretrained(
-                path, revision=revision, trust_remote_code=config.model.trust_remote_code
+                path, revision=revision, trust_remote_code=model.trust_remote_code
             )
 
         name = name_of(facts.dtype or torch.float32)

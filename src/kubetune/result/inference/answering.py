@@ -16,7 +16,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from kubetune.base.files import StrPath
 from kubetune.batching.image_batches import PictureReader
-from kubetune.config.schema import Config
 from kubetune.data.reading.examples import Chat
 from kubetune.data.reading.fields import text_of
 from kubetune.data.reading.formats import convert
@@ -77,11 +76,6 @@ class LoadedModel:
     result: Result  # what it was loaded from
     reader: PictureReader | None = None  # of images, for a model with a vision tower
 
-    @property
-    def config(self) -> Config:
-        """The config of its run, with the base as it is found here."""
-        return self.result.config
-
     @contextmanager
     def as_base(self) -> Iterator[LoadedModel]:
         """Yield the model before fine-tuning: the same one with its adapters off, else loaded beside it, once.
@@ -126,7 +120,7 @@ class LoadedModel:
             return EncodedPrompt(self.tokenizer.encode_prompt(chat.messages, chat.tools))
         if self.reader is None:
             raise ValueError(
-                f"has images, which need a model that sees; this run has `task: {self.config.task}`"
+                f"has images, which need a model that sees; this run has `task: {self.result.trained.task}`"
             )
 
         # Each image stands for as many tokens as the processor makes of its size.

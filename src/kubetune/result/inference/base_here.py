@@ -6,6 +6,7 @@ tokenizer and template.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from kubetune.result.inference.requirements import is_here, not_here
 from kubetune.training.start import cpu_dtype
 
 
-def config_here(
+def model_here(
     trained: Config,
     run_dir: Path,
     checkpoint: Path,
     base_by_option: str | None,
     trust_code: str | None,
-) -> Config:
-    """Return the config whose `model` names base and tokenizer where they are here. `base_by_option`: `--model`.
+) -> ModelConfig:
+    """Return the section `model`, which names base and tokenizer where they are here. `base_by_option`: `--model`.
 
     Raise ModelError if an adapter's base is not here, ConfigError for code that the user has not allowed.
     """
@@ -55,8 +56,6 @@ def config_here(
     settings = identity.pinned(settings, run_dir)
     if settings.trust_remote_code and is_adapter:
         settings = _with_pin(settings)
-    config = trained.model_copy(update={"model": settings})
-
     # Code of the base, or of the checkpoint, runs only if the user has allowed it.
     if settings.trust_remote_code:
         # One digest stands for all of it.
@@ -64,9 +63,9 @@ def config_here(
         if not is_adapter:
             code.append(consent.of_folder(checkpoint))
         if is_adapter or not is_local(settings.path):
-            code += consent.effects_of(config, [consent.REMOTE_CODE])
+            code += _code_of(settings, trained)
         consent.require(code, run_dir, trust_code)
-    return config
+    return settings
 
 
 def as_trained(config: Config, run_dir: Path) -> Config:
@@ -103,15 +102,21 @@ def _with_pin(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"revision": pin})
 
 
-def allowed_base(config: Config, run_dir: Path, trust_code: str | None) -> ModelConfig:
+def allowed_base(
+    model: ModelConfig, trained: Config, run_dir: Path, trust_code: str | None
+) -> ModelConfig:
     """Return the section that the base is loaded by. Raise ConfigError for code that the user has not allowed."""
-    model = config.model
     if not model.trust_remote_code:
         return model
     model = _with_pin(model)
-    pinned = config.model_copy(update={"model": model})
-    consent.require(consent.effects_of(pinned, [consent.REMOTE_CODE]), run_dir, trust_code)
+    consent.require(_code_of(model, trained), run_dir, trust_code)
     return model
+
+
+def _code_of(model: ModelConfig, trained: Config) -> Sequence[consent.Effect]:
+    """Return the code that a run's model brings, as it is named here."""
+    config = trained.model_copy(update={"model": model})
+    return consent.effects_of(config, [consent.REMOTE_CODE])
 
 
 def require_room(model: Any, device: torch.device) -> None:

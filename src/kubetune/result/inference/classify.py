@@ -61,7 +61,7 @@ def classify_texts(
         tokenizer = result.tokenizer
 
     # Each text becomes token ids and segments: 0 for the first text of a pair, 1 for the second.
-    limit = most_tokens(result.config.data.max_length, tokenizer)
+    limit = most_tokens(result.trained.data.max_length, tokenizer)
     rows = []
     cut_count = 0
     for text, second in texts:
@@ -142,7 +142,7 @@ def score_answers(
     Raise DataError naming those that are neither.
     """
     result = open_result(run_dir, which, model, trust_code)
-    config = result.config
+    data = result.trained.data
 
     # Answers are read as in training. All that cannot be used are named at once.
     problems = Problems()
@@ -159,7 +159,7 @@ def score_answers(
         learner = reward_model.TASK.load(result.spec, result.checkpoint, device)
         encoder = Encoder(
             result.tokenizer,
-            add_special_tokens=config.data.add_special_tokens,
+            add_special_tokens=data.add_special_tokens,
             keeps_prompts=True,  # as in training
         )
 
@@ -173,7 +173,7 @@ def score_answers(
     problems.raise_if_any()
 
     # Only the reward is computed, so no token is a label.
-    limit = config.data.max_length
+    limit = data.max_length
     rows = []
     cut_count = 0
     for all_ids in encoded:

@@ -20,7 +20,7 @@ import transformers
 from kubetune.base.files import StrPath, require_plain
 from kubetune.config.naming import OF_TRACKERS
 from kubetune.config.resolved import read_config
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.prepared import data_facts, identity
 from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading import hub
@@ -33,7 +33,7 @@ from kubetune.models.padding_free import unwrap
 from kubetune.result.inference.base_here import (
     allowed_base,
     as_trained,
-    config_here,
+    model_here,
     require_room,
 )
 from kubetune.result.inference.requirements import not_here, require_undamaged
@@ -56,19 +56,24 @@ class Result:
     _base: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     @cached_property
-    def config(self) -> Config:
-        """The config whose `model` names base and tokenizer where they are here.
+    def model(self) -> ModelConfig:
+        """The section `model`, which names base and tokenizer where they are here.
 
         Raise ModelError if an adapter's base is not here.
         """
-        return config_here(
+        return model_here(
             self.trained, self.run_dir, self.checkpoint, self.base_by_option, self.trust_code
         )
 
     @cached_property
+    def config(self) -> Config:
+        """The config with this `model`, by which data are prepared."""
+        return self.trained.model_copy(update={"model": self.model})
+
+    @cached_property
     def spec(self) -> ModelSpec:
-        """What `config` says of the model."""
-        return ModelSpec.of(self.config)
+        """All that the model is built from, as it is here."""
+        return replace(ModelSpec.of(self.trained), model=self.model)
 
     @cached_property
     def task(self) -> Task:
@@ -78,7 +83,7 @@ class Result:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer as it is here. Raise ModelError if it cannot be had."""
-        return load_tokenizer(self.config.model)
+        return load_tokenizer(self.model)
 
     @cached_property
     def image_processor(self) -> ImageProcessor | None:
@@ -88,12 +93,13 @@ class Result:
     @cached_property
     def facts(self) -> DataFacts:
         """The facts about its data that the run keeps, or those of the data themselves."""
-        return data_facts.known(self.run_dir, self.config.data.train[0], self.config.record_kind)
+        trained = self.trained
+        return data_facts.known(self.run_dir, trained.data.train[0], trained.record_kind)
 
     @property
     def base_folder(self) -> Path:
         """The folder of the base on this machine; the checkpoint's if the base is not here."""
-        model = self.config.model
+        model = self.model
         return hub.find_files(model, model.path, ("config.json",))["config.json"].parent
 
     @property
@@ -117,7 +123,7 @@ class Result:
             # It stays in memory, since whoever compares asks both by turns.
             require_room(model, default_device())
             with self.checked(base=True):
-                allowed = allowed_base(self.config, self.run_dir, self.trust_code)
+                allowed = allowed_base(self.model, self.trained, self.run_dir, self.trust_code)
                 spec = replace(self.spec, model=allowed)
                 base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
 
@@ -133,7 +139,7 @@ class Result:
         EnvironmentFault if the checkpoint is damaged, before anything of it is loaded.
         """
         require_undamaged(self.checkpoint, self.damage)
-        if base and self.config.model.path == str(self.checkpoint):
+        if base and self.model.path == str(self.checkpoint):
             raise not_here(self.run_dir, self.trained.model.path)
 
         # What lies outside of the checkpoint, whose own files have checksums.
@@ -147,7 +153,8 @@ class Result:
         named_by = "its config"
         if self.base_by_option:
             named_by = f"--model {self.base_by_option}"
-        with identity.checked(identity.Check(self.config, self.run_dir, named_by, tuple(parts))):
+        check = identity.Check(self.model, self._cache, self.run_dir, named_by, tuple(parts))
+        with identity.checked(check):
             yield
 
     @cached_property
@@ -156,18 +163,20 @@ class Result:
 
         A file that was whole before and has not changed since is not read again.
         """
-        cache = cache_folder(self.trained.data.cache)
         return checkpoints.verify(
             self.checkpoint,
             but="optimizer*",
-            digest=lambda path: identity.content_of(path, cache)[0].sha256,
+            digest=lambda path: identity.content_of(path, self._cache)[0].sha256,
         )
+
+    @property
+    def _cache(self) -> Path:
+        return cache_folder(self.trained.data.cache)
 
     @property
     def _has_own_tokenizer(self) -> bool:
         """True if the tokenizer is the checkpoint's own copy, which has checksums of its own."""
-        model = self.config.model
-        return str(self.checkpoint) in (model.tokenizer, model.path)
+        return str(self.checkpoint) in (self.model.tokenizer, self.model.path)
 
 
 def open_result(

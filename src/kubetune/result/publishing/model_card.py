@@ -50,7 +50,7 @@ def write(draft: ExportDraft, form: Form, facts: Mapping[str, Any]) -> None:
     verdict = metrics.read_verdict(result.run_dir, step)
     verdict["benchmarks"] = metrics.read_benchmarks(result.run_dir, step).get("compared")
     # Paths of this machine say nothing to others: the base has its name on the hub, if it has one.
-    config = result.config
+    config = result.trained
     model = CardModel(
         base_name(draft.source.model.path),
         draft.source.model.revision,

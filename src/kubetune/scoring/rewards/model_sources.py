@@ -15,7 +15,7 @@ from kubetune.base import files
 from kubetune.base.files import require_plain
 from kubetune.config.naming import OF_TRACKERS, RESOLVED
 from kubetune.config.resolved import read_config
-from kubetune.config.schema import Config, ModelConfig
+from kubetune.config.schema import DataConfig, ModelConfig
 from kubetune.data.prepared import identity
 from kubetune.data.reading.hub import find_files, is_local
 from kubetune.data.text.tokenizer import cache_folder
@@ -32,7 +32,7 @@ class ModelSource:
     """A model as a run file names it."""
 
     spec: ModelSpec
-    config: Config | None  # of the run that trained it; None for a folder and a name on the hub
+    data: DataConfig | None  # of the run that trained it; None for a folder and a name on the hub
     run_dir: Path
     folder: Path  # of the checkpoint, or of the model
     digest: str  # of its weights
@@ -41,17 +41,17 @@ class ModelSource:
     @property
     def name(self) -> str:
         """Return what messages call it."""
-        if self.config is None:
+        if self.data is None:
             return self.spec.model.path
         return str(self.folder)
 
     def checked(self, load: Callable[[], Learner]) -> Learner:
         """Return what is loaded of a run. Raise ConfigError if its base is not the one that it was trained on."""
         # A model that was trained whole has its checksums in the manifest.
-        if self.config is None or self.spec.lora is None:
+        if self.data is None or self.spec.lora is None:
             return load()
-        config = self.config.model_copy(update={"model": self.spec.model})
-        check = identity.Check(config, self.run_dir, self.key, ("model",))
+        cache = cache_folder(self.data.cache)
+        check = identity.Check(self.spec.model, cache, self.run_dir, self.key, ("model",))
         with identity.checked(check):
             return load()
 
@@ -102,7 +102,7 @@ def _of_run(run_dir: Path, named: NamedModel) -> ModelSource:
     spec = replace(ModelSpec.of(config), model=model, quantization=chosen)
     # The manifest has the checksums of all files.
     digest = files.sha256_file(folder / checkpoints.MANIFEST)
-    return ModelSource(spec, config, run_dir, folder, digest, named.key)
+    return ModelSource(spec, config.data, run_dir, folder, digest, named.key)
 
 
 def _digest_of(path: str, folder: Path) -> str:

@@ -106,12 +106,12 @@ def _reward_model(source: ModelSource, device: torch.device) -> RewardModelJudge
     adds_special_tokens = True
     limit = tokenizer.max_length
     # A published model, or the result of a run with settings that say how it was trained.
-    if source.config is None:
+    if source.data is None:
         learner = _classifier(source.spec, tokenizer, device)
     else:
         learner = source.checked(lambda: reward_model.TASK.load(source.spec, source.folder, device))
-        adds_special_tokens = source.config.data.add_special_tokens
-        limit = source.config.data.max_length
+        adds_special_tokens = source.data.add_special_tokens
+        limit = source.data.max_length
     logs.MODEL.info("answers are scored by %s", source.name)
     # As in training (data/text/encode_preferences).
     encoder = Encoder(tokenizer, add_special_tokens=adds_special_tokens, keeps_prompts=True)

@@ -66,7 +66,7 @@ def load_teacher(
     of_teacher = load_tokenizer(source.spec.model)
     if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
         raise named_models.other_tokens(source.key, source.name, of_teacher.name, tokenizer.name)
-    if source.config is None:
+    if source.data is None:
         model = loading.load_pretrained(AutoModelForCausalLM, source.spec, device).eval()
         learner = causal_lm.TASK.learner_of(model, source.spec)
     else:
