@@ -75,20 +75,19 @@ class PlanForecast:
 
     def describe(self) -> cost_text.LabelledLines:
         """Yield everything as labelled lines."""
-        positions = positions_of(self.config.task, self.model_files)
-        yield from plan_text.describe(
-            self.config, self.plan, self.lengths, self.findings, positions
-        )
+        config = self.config
+        positions = positions_of(config.task, self.model_files)
+        yield from plan_text.describe(config, self.plan, self.lengths, self.findings, positions)
         for text in self.warnings:
             yield "this machine", f"warning: {text}"
-        if self.config.kubernetes is not None:
-            place = plan_text.output_on_cluster(self.config.name, self.config.model.path)
+        if config.kubernetes is not None:
+            place = plan_text.output_on_cluster(config.name, config.model.path)
             yield "on the cluster", place
         for text in self.choices:
             yield "chosen here", text
         weights = self.model_files.weights
-        yield from cost_text.lines(self.config, self.plan, weights, self.costs, self.changes)
-        for text in plan_text.on_data(self.lengths, self.findings, self.config.data):
+        yield from cost_text.lines(config, self.plan, weights, self.costs, self.changes)
+        for text in plan_text.on_data(self.lengths, self.findings, config.data):
             yield "data", text
 
     def to_json(self) -> dict[str, Any]:
@@ -96,12 +95,12 @@ class PlanForecast:
         findings = None
         if self.findings is not None:
             findings = [finding.to_json() for finding in self.findings]
-        rows_at_most = is_upper_bound(
-            self.config.data.train, made_by_pod=makes_data(self.config.kubernetes)
-        )
+        config = self.config
+        made_by_pod = makes_data(config.kubernetes)
+        rows_at_most = is_upper_bound(config.data.train, made_by_pod=made_by_pod)
         trained = None
         if self.model_files.weights is not None:
-            trainable = Trainable(self.config.lora, self.config.sight)
+            trainable = Trainable(config.lora, config.sight)
             trained = trained_by_part(trainable, self.model_files.weights)
         return {
             **self.plan.model_dump(mode="json"),

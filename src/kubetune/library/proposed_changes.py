@@ -56,11 +56,12 @@ class Proposed:
     def rows(self) -> Iterator[Sequence[str]]:
         """Yield a line of the table for each way, the best first. Columns are `COLUMNS`."""
         for way in self.proposals.ways:
+            config = way.config
             memory = size(way.memory.peak_bytes)
             if not way.fits:
                 memory += ", does not fit"
             yield (
-                _name(way.config.lora, way.config.quantization, way.config.training),
+                _name(config.lora, config.quantization, config.training),
                 str(way.plan.per_device_train_batch_size),
                 memory,
                 _time(way.costs),

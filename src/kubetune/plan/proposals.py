@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from kubetune.config.resolved import problems_of, resolved
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, TrainingConfig
 from kubetune.config.schema.quantities import quantity, quantity_bytes
 from kubetune.errors import ConfigError
 from kubetune.plan.costs import Costs
@@ -121,8 +121,9 @@ def propose(run: RunToPlace, pool: GpuPool) -> Proposals:
     ways = []
     refused = []
     base = _Base.of(run, pool)
-    for method in _methods(run.config.lora, run.config.quantization, run.config.training.optim):
-        for parallelism in parallelisms(method.get("lora", run.config.lora)):
+    config = run.config
+    for method in _methods(config.lora, config.quantization, config.training.optim):
+        for parallelism in parallelisms(method.get("lora", config.lora)):
             if parallelism != "ddp" and pool.gpus == 1:
                 continue
             changes = {**method, "training.parallelism": parallelism}
@@ -163,18 +164,20 @@ class _Base:
 
     run: RunToPlace
     pool: GpuPool
+    training: TrainingConfig
     tree: Mapping[str, Any]  # its settings, with the GPUs of the pool
     global_batch_size: int
 
     @classmethod
     def of(cls, run: RunToPlace, pool: GpuPool) -> _Base:
-        tree = _with(resolved(run.config), pool.placement)
+        config = run.config
+        tree = _with(resolved(config), pool.placement)
         # A batch that cannot be split on these GPUs is refused with each way.
         try:
             samples = run.plan_of(_config_of(tree)).global_batch_size
         except ConfigError:
-            samples = run.config.training.global_batch_size or 0
-        return cls(run, pool, tree, samples)
+            samples = config.training.global_batch_size or 0
+        return cls(run, pool, config.training, tree, samples)
 
     def differing(self, changes: Changes) -> dict[str, Any]:
         """Return the changes that are not what the run file has anyway."""
@@ -192,10 +195,9 @@ class _Base:
         `samples`: those of a step, where they cannot stay as many as they are.
         """
         wanted = dict(changes)
-        training = self.run.config.training
-        if rows != training.per_device_train_batch_size:
+        if rows != self.training.per_device_train_batch_size:
             wanted["training.per_device_train_batch_size"] = rows
-            if samples is None and training.global_batch_tokens is None:
+            if samples is None and self.training.global_batch_tokens is None:
                 samples = self.global_batch_size
         if samples is not None:
             wanted["training.global_batch_size"] = samples
@@ -215,7 +217,7 @@ def _with_most_rows(base: _Base, changes: Changes) -> Way | None:
 
     Return None if the sizes of the model are not known. Raise ConfigError if it is a run with no number of rows.
     """
-    rows = base.run.config.training.per_device_train_batch_size
+    rows = base.training.per_device_train_batch_size
     problem = None
     way = None
     while rows:
@@ -270,10 +272,11 @@ class MoreGpus(NamedTuple):
 
 def least_gpus(run: RunToPlace, way: Way, pool: GpuPool) -> MoreGpus | None:
     """Return how many GPUs of this size the way would fit on, None if sharing does not help."""
-    if way.config.training.parallelism == "ddp":
+    training = way.config.training
+    if training.parallelism == "ddp":
         return None
     gpus = pool.gpus
-    rows = way.config.training.per_device_train_batch_size
+    rows = training.per_device_train_batch_size
     while gpus < MOST_GPUS:
         nodes = max(1, 2 * gpus // GPUS_OF_A_NODE)
         larger = GpuPool(nodes, min(GPUS_OF_A_NODE, 2 * gpus), pool.gpu_bytes)
