@@ -478,6 +478,29 @@ def test_models_and_files_at_hand_are_listed(
     assert client.get("/new/at-hand").json()["models"]["left_out"] == 1
 
 
+def test_a_model_that_several_runs_began_with_is_listed_once_at_hand(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {"here": "12", "elsewhere": "12", "changed": "123"}
+    for place, text in weights.items():
+        folder = tmp_path / place / "models/small"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_text(text)
+    for name, place in (("a", "elsewhere"), ("b", "here"), ("c", "changed"), ("d", "elsewhere")):
+        run_dir = tmp_path / "outputs" / name
+        run_dir.mkdir(parents=True)
+        path = tmp_path / place / "models/small"
+        config = load_config(None, overrides=[f"model.path={path}", "data.train=x.jsonl"])
+        (run_dir / "resolved.json").write_text(json.dumps(resolved(config)))
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert client.get("/new/at-hand").json()["models"]["choices"] == [
+        ["models/small", "models/small (base of 3 runs)"],
+        [str(tmp_path / "changed/models/small"), "models/small (base of c)"],
+    ]
+
+
 def test_data_that_were_trained_on_come_first_at_hand(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,10 +58,12 @@ def at_hand(request: Request) -> Response:
     """Answer with the models and data files of this machine: what to fill in, and what to show for it."""
     site = site_of(request)
     of_runs = _TimeLimit.start()
-    models_of_runs, trained_on = _of_runs(site, of_runs)
+    bases, trained, trained_on = _of_runs(site, of_runs)
     in_folder = _TimeLimit.start()
     models, files = _in_folder(Path.cwd(), in_folder, trained_on)
-    choices = {**models_of_runs, **_in_cache(), **models}
+    choices = {**trained, **_in_cache(), **models}
+    of_bases = _once_each(bases, choices)
+    choices = {**of_bases, **choices, **of_bases}
     return answer(
         {
             "models": _listed(choices, in_folder.ran_out or of_runs.ran_out),
@@ -80,9 +82,12 @@ def _listed(choices: Mapping[str, str], ran_out: bool) -> dict[str, Any]:
     }
 
 
-def _of_runs(site: Site, limit: _TimeLimit) -> tuple[dict[str, str], set[str]]:
-    """Return the models that runs of the folder began with or made, and the files that they were trained on."""
-    models = {}
+def _of_runs(
+    site: Site, limit: _TimeLimit
+) -> tuple[dict[str, list[str]], dict[str, str], set[str]]:
+    """Return what the runs of the folder began with, by its path with their names, what they made, and their data."""
+    bases: dict[str, list[str]] = {}
+    made = {}
     trained_on: set[str] = set()
     for run_dir in find_runs(site.folder):
         if not limit.has_time():
@@ -91,16 +96,35 @@ def _of_runs(site: Site, limit: _TimeLimit) -> tuple[dict[str, str], set[str]]:
             begun = read_config(run_dir)
         except KubetuneError:
             continue
-        path = begun.model.path
         trained_on.update(os.path.abspath(source.path) for source in begun.data.train)
         name = site.records.name_of(run_dir)
-        models[path] = f"{model_label(path)} (as in {name})"
+        bases.setdefault(begun.model.path, []).append(name)
         # A checkpoint of adapters has no config.json: it is no model to start from.
         best = run_dir / "checkpoints" / "best"
         config = best / "config.json"
         if config.is_file():
-            models[str(best)] = f"{name}, as trained"
-    return models, trained_on
+            made[str(best)] = f"{name} (as trained)"
+    return bases, made, trained_on
+
+
+def _once_each(bases: Mapping[str, list[str]], others: Collection[str]) -> dict[str, str]:
+    """Return the models that runs began with. Of its copies a model has one, if possible among the others at hand."""
+    copies = {_copy(path): path for path in others}
+    runs: dict[str, list[str]] = {}
+    for path, names in bases.items():
+        first = copies.setdefault(_copy(path), path)
+        runs.setdefault(first, []).extend(names)
+    listed = {}
+    for path, names in runs.items():
+        of_what = names[0] if len(names) == 1 else f"{len(names)} runs"
+        listed[path] = f"{model_label(path)} (base of {of_what})"
+    return listed
+
+
+def _copy(path: str) -> tuple[str, int]:
+    """Return what the copies of a model have in common: its name, and how long its weights are."""
+    weights = [file for file in Path(path).glob("*.safetensors") if file.is_file()]
+    return model_label(path), sum(file.stat().st_size for file in weights)
 
 
 def _in_cache() -> dict[str, str]:
