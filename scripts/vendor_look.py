@@ -23,10 +23,10 @@ WEIGHTS = (400, 650)
 SCALES = ("slate", "blue", "green", "red", "amber")
 # Icons of states, of places, and of what can be done.
 ICONS = (
-    "archive archive-restore arrow-right bot check chevron-down chevron-right circle-alert circle-dashed circle-help "
-    "circle-pause circle-play circle-stop circle-x clock columns-3 copy cpu database download ellipsis file-text "
-    "flask-conical folder git-compare list-filter loader-circle maximize-2 message-square pencil play plus "
-    "rotate-ccw search server square tag target trash-2 trending-up triangle-alert upload wrench x"
+    "archive arrow-right bot check chevron-down chevron-left chevron-right circle-dashed circle-pause circle-play "
+    "circle-stop circle-x clock columns-3 copy cpu database download ellipsis folder git-compare list-filter "
+    "loader-circle maximize-2 message-square pencil play plus rotate-ccw search server tag target trash-2 "
+    "triangle-alert upload wrench x"
 ).split()
 
 

@@ -155,6 +155,9 @@ def test_a_page_shows_all_answers_to_a_prompt(run_dir: Path) -> None:
         assert "<script>alert" not in page
         assert "kubetune rollouts" in page
         assert "--row</span> 3" in page
+        assert '<a href="/" aria-current="page">Runs</a>' in page
+        assert 'aria-label="Row before" role="link" aria-disabled="true"' in page
+        assert 'title="Row 10" href="/rollouts?dir=poet&amp;row=10"' in page
         assert "was not answered" in client.get("/rollouts?dir=poet&row=99").text
         wrong = client.get("/rollouts?dir=poet&row=x")
         assert wrong.status_code == 400
