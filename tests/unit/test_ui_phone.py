@@ -171,6 +171,25 @@ def test_a_tab_that_an_address_names_is_in_sight_on_a_phone(tmp_path: Path) -> N
 
 
 @browser.needed
+def test_what_is_damaged_is_below_the_tabs_of_a_phone_and_on_the_first_alone(
+    tmp_path: Path,
+) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    with (run_dir / metrics.METRICS).open("a") as lines:
+        lines.write("half a li\n")
+    with served(tmp_path) as address, browser.opened([]) as page:
+        browser.enter(page, address, TOKEN)
+        browser.show(page, f"{address}/run?dir=a", 390)
+        damage, tabs = (page.locator(part) for part in ("[aria-label=Damage]", "nav.tabs"))
+        box, above = damage.bounding_box(), tabs.bounding_box()
+        assert box is not None
+        assert above is not None
+        assert box["y"] - above["y"] - above["height"] > 8, "they do not touch"
+        page.get_by_role("tab", name="Settings").click()
+        assert not damage.is_visible()
+
+
+@browser.needed
 def test_what_is_wrong_in_a_form_stays_in_sight_on_a_phone(tmp_path: Path) -> None:
     errors = list[str]()
     with served(tmp_path) as address, browser.opened(errors) as page:

@@ -60,7 +60,7 @@ const swap = (old, fresh) => {
 };
 
 // Parts of the page that show what a run says of itself; the curves are redrawn from their numbers instead.
-const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], #point > .hero > div, #point > .facts-line, header h1, header .reason, header .when, main > .damage")]
+const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], #point > .hero > div, #point > .facts-line, header h1, header .reason, header .when")]
   .filter((part) => !["curves", "headline", "log", "point"].includes(part.id));
 const nameOf = (part) => part.id || part.getAttribute("aria-label") || `${part.localName} ${part.className}`;
 
