@@ -229,6 +229,8 @@ window.drawCharts = () => {
     const place = document.querySelector(`[data-chart="${index}"]`);
     drawn.get(index)?.destroy();
     place.textContent = "";
+    // With its legend below it, a chart that fills its box is measured as it will be.
+    describe(index);
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, labelSize: 20,
       ticks: { stroke: colour("--grid"), width: 1 }, font: "12px Inter, system-ui, sans-serif", labelFont: "12px Inter, system-ui, sans-serif" };
     const lines = linesOf(chart);
@@ -257,7 +259,6 @@ window.drawCharts = () => {
     }, columns, place);
     plot.over.append(Object.assign(document.createElement("div"), { className: "values", hidden: true }));
     drawn.set(index, plot);
-    describe(index);
   };
 
   // The legend is of buttons, for the keyboard; each shows its line as it is drawn.
