@@ -170,7 +170,7 @@ const plan = async (mine) => {
   byId("yaml").replaceChildren(...linesOf(reply.yaml.trimEnd().split("\n")));
   byId("save-yaml").href = `data:text/yaml;charset=utf-8,${encodeURIComponent(reply.yaml)}`;
   byId("run-file").hidden = !reply.yaml;
-  byId("command").textContent = reply.command;
+  byId("command").replaceChildren(...wholeWords(reply.command));
   byId("command-line").hidden = !reply.command;
   byId("start").disabled = byId("submit").disabled = false;
   byId("submit").hidden = !reply.on_cluster;
