@@ -246,9 +246,8 @@ def test_arguments_in_arrays_of_a_script_are_read(tmp_path: Path) -> None:
     DATA=(
         # the sums
         data.train_files=$HOME/sums.parquet   # of both tools
-        data.train_batch_size=64
+        data.train_batch_size=64 data.max_response_length=128
     )
-    DATA+=(data.max_response_length=128)
     ACTOR=(actor_rollout_ref.model.path=$MODEL
            actor_rollout_ref.actor.ppo_mini_batch_size=64)
     python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\

@@ -15,9 +15,13 @@ from typing import Any, NoReturn
 from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers.engine import Note, ToolCommand
-from kubetune.plugins.importers.shell import Command, Script, Word, read_script
-from kubetune.plugins.importers.shell.nodes import is_known
-from kubetune.plugins.importers.shell.script_folder import is_named, may_write
+from kubetune.plugins.importers.shell import (
+    Command,
+    Script,
+    UnreadableError,
+    is_known,
+    read_script,
+)
 
 _SCRIPTS = (".sh", ".bash")
 # "$@", $*, "${@:2}": what the script is called with.
@@ -113,6 +117,10 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
         script = read_script(path.read_text("utf-8"))
     except UnicodeDecodeError:
         _refuse(path, "is no text file")
+    except UnreadableError as error:
+        _refuse(
+            path, f"{error}, so what it calls is not known; write the command alone into a file"
+        )
     calls = []
     for command in script.commands:
         call = _call(command, commands)
@@ -126,14 +134,13 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
             f"calls no command that is known; expected one of {expected}, with its arguments{unread}",
         )
     first = _first(path, calls)
-    _require_programs(path, first, script)
+    _require_known_words(path, first, script)
     arguments = _arguments(first.after, first.assigns)
     settings: Mapping[str, Any] = {}
     config = _config_of(arguments)
     if config:
-        _require_unchanged(path, config, first, script, [call.command for call in calls])
-        is_certain = "config" not in arguments.unclear
-        settings = _from_file(path, posixpath.join(first.command.folder, config), is_certain)
+        _require_unchanged(path, config, first, script)
+        settings = _from_file(path, config)
     further = [call for call in calls if call is not first]
     return _settings_of(first, arguments, settings, script, _notes(script, first, further))
 
@@ -146,20 +153,18 @@ class _Call:
     peer: str  # the tool
     assigns: bool  # it takes key=value
     subcommand: str
-    before: tuple[Word, ...]  # words of its launcher
-    after: tuple[Word, ...]  # its arguments
+    before: tuple[str, ...]  # words of its launcher
+    after: tuple[str, ...]  # its arguments
 
     def text(self) -> str:
         """Return the call as the script has it, without its launcher."""
-        words = self.command.words[len(self.before) :]
-        return " ".join(word.text for word in words)
+        return " ".join(self.command.words[len(self.before) :])
 
 
 def _call(command: Command, commands: Mapping[str, ToolCommand]) -> _Call | None:
     """Return the call of a tool that a command is, or None for any other command."""
-    # Spaces within a word are none between words: `--note "swift sft"` calls nothing, and a word that may not be there
-    # names nothing.
-    texts = ["_" if word.why else re.sub(r"\s", "_", word.text) for word in command.words]
+    # Spaces within a word are none between words: `--note "swift sft"` calls nothing.
+    texts = [re.sub(r"\s", "_", word) for word in command.words]
     for place in range(len(texts)):
         # A tool is a word, which may begin with its folder, or a word with a subcommand.
         named = " ".join(texts[place : place + 2])
@@ -182,7 +187,7 @@ def _first(path: Path, calls: Sequence[_Call]) -> _Call:
     """Return the first call that is certain. Raise ConfigError if only a running shell knows which it is."""
     sure = [call for call in calls if not call.command.condition]
     if not sure and len(calls) > 1:
-        lines = [f"line {call.command.line} (where {call.command.condition})" for call in calls]
+        lines = [f"line {call.command.line} ({call.command.condition})" for call in calls]
         _refuse(
             path,
             f"calls a training in several branches, and only a running shell knows which: {', '.join(lines)}; "
@@ -199,9 +204,7 @@ def _notes(script: Script, first: _Call, further: Sequence[_Call]) -> list[Note]
         notes.append(Note("dropped", f"line {call.command.line}", call.text(), why))
     unread = dict(script.unread)
     if first.command.condition:
-        unread[first.command.line] = (
-            f"is called only where {first.command.condition}, which a running shell knows; taken as if it were"
-        )
+        unread[first.command.line] = f"{first.command.condition}; taken as if it were called"
     for line, why in unread.items():
         notes.append(Note("approximated", f"line {line}", None, why))
     return notes
@@ -226,10 +229,6 @@ def _settings_of(
     for key, values in launcher.options.items():
         # Of several values the others are the program's name.
         settings[_LAUNCHED.get(key, f"launcher --{key}")] = _setting(values[:1])
-    # An option that only some branches add has a value that nobody knows.
-    unclear = launcher.unclear | arguments.unclear
-    for key in unclear:
-        settings[key] = f"${{{key}}}"
     for word in arguments.strays:
         # The file that the command takes its settings from.
         if not word.endswith(_CONFIGS):
@@ -240,21 +239,22 @@ def _settings_of(
         dict.fromkeys(settings, line),
         call.peer,
         call.subcommand,
-        variables={**script.unclear, **unclear},
+        variables=script.reasons,
         notes=notes,
     )
 
 
-def _require_programs(path: Path, call: _Call, script: Script) -> None:
-    """Raise ConfigError if a function or an alias of the script has the name of a program in a call."""
+def _require_known_words(path: Path, call: _Call, script: Script) -> None:
+    """Raise ConfigError if a call is of a function of the script, or if nobody knows its words."""
+    problem = call.command.problem
     # The words before the subcommand are programs, or options of programs.
     for word in call.command.words[: len(call.before) + 1]:
-        if word.text in script.functions:
-            _refuse(
-                path,
-                f"line {call.command.line} calls `{word.text}`, a function or an alias "
-                f"(line {script.functions[word.text]}), which is not followed; write the command that it calls there",
-            )
+        if word in script.doubts.functions:
+            problem = f"`{word}` is a function or an alias (line {script.doubts.functions[word]})"
+    if problem:
+        _refuse(
+            path, f"line {call.command.line}: {problem}; write the command there with its values"
+        )
 
 
 def _config_of(arguments: _Arguments) -> str:
@@ -265,26 +265,26 @@ def _config_of(arguments: _Arguments) -> str:
     return ""
 
 
-def _require_unchanged(
-    path: Path, config: str, call: _Call, script: Script, called: Sequence[Command]
-) -> None:
-    """Raise ConfigError if the script may write the file that its training takes its settings from."""
-    lines = [line for name, line in script.written.items() if is_named(name, config)]
-    for command in script.commands:
-        words = [word.text for word in command.words]
-        if command not in called and command.line <= call.command.line and may_write(words, config):
-            lines.append(command.line)
+def _require_unchanged(path: Path, config: str, call: _Call, script: Script) -> None:
+    """Raise ConfigError if the script may write the file of a training's settings, or look for it in another folder."""
+    last = call.command.line
+    lines = []
+    for line, word in script.named:
+        is_named = posixpath.basename(word.rpartition("=")[2]) == posixpath.basename(config)
+        if is_named and line <= last and (line, word) != (last, config):
+            lines.append(f"line {line} may write it")
+    if 0 < script.moved <= last:
+        lines.append(f"line {script.moved} changes the folder")
     if lines:
         _refuse(
             path,
-            f"line {min(lines)} may write {config}, from which the training takes its settings; run the script up to "
-            "there, then import that file",
+            f"takes its settings from {config}, and {lines[0]}; run the script up to there, then import that file",
         )
 
 
-def _from_file(path: Path, name: str, is_certain: bool) -> Mapping[str, Any]:
+def _from_file(path: Path, name: str) -> Mapping[str, Any]:
     """Return the settings from the file that a call names."""
-    if not is_certain or not is_known(name):
+    if not is_known(name):
         _refuse(
             path,
             f"takes its settings from {name}, which only a running shell knows; import that file",
@@ -310,11 +310,9 @@ class _Arguments:
     options: dict[str, list[Any]] = field(default_factory=dict)  # --key value …
     strays: list[str] = field(default_factory=list)  # words that belong to no option
     assigned: dict[str, Any] = field(default_factory=dict)  # key=value
-    # Keys that branches set: why they are not certain.
-    unclear: dict[str, str] = field(default_factory=dict)
 
 
-def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:
+def _arguments(words: Sequence[str], assigns: bool) -> _Arguments:
     """Return `--key value`, `--key=value`, `--key a b` and `--flag` of a command, and its assignments, `key=value`.
 
     --lr 1e-4 --modules q k --bf16   →   lr: [1e-4], modules: [q, k], bf16: []
@@ -322,25 +320,17 @@ def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:
     arguments = _Arguments()
     key = ""  # of the option before a word
     for word in words:
-        name, sign, value = word.text.partition("=")
-        about: list[str] = []  # keys that the word says something of
-        if word.text.startswith("--"):
+        name, sign, value = word.partition("=")
+        if word.startswith("--"):
             key = _option(name)
             arguments.options[key] = [_value(value)] if sign else []
-            # IFS may split `--key,value`.
-            about = [_option(option) for option in re.findall(r"--[\w.-]+", word.text)]
         elif assigns and sign:
             # `+key=value` and `++key=value` are hydra's words for a key that the defaults do not have.
-            name = name.strip().lstrip("+")
-            arguments.assigned[name] = _value(value)
-            about = [name]
-        elif key and not _CALLED_WITH.fullmatch(word.text):
-            arguments.options[key].append(_value(word.text))
-            about = [key]
-        elif word.text.strip():
-            arguments.strays.append(word.text)
-        if word.why:
-            arguments.unclear |= dict.fromkeys(about, word.why)
+            arguments.assigned[name.strip().lstrip("+")] = _value(value)
+        elif key and not _CALLED_WITH.fullmatch(word):
+            arguments.options[key].append(_value(word))
+        elif word.strip():
+            arguments.strays.append(word)
     return arguments
 
 
