@@ -27,7 +27,6 @@ CHANGING = {
     "sed -i s/1e-3/5e-6/ c.yaml\ntrl sft --config c.yaml": "line 1 may write it",
     "F=c.yaml\nsed -i s/1e-3/5e-6/ $F\ntrl sft --config $F": "line 2 may write it",
     "cp sub/c.yaml .\ntrl sft --config c.yaml": "line 1 may write it",
-    "cat > c.yaml <<EOF\nlearning_rate: 5e-6\nEOF\ntrl sft --config c.yaml": "line 1 may write it",
     "{ cat other.yaml; } > c.yaml\ntrl sft --config c.yaml": "line 1 may write it",
     "write() { cat other.yaml > c.yaml; }\nwrite\ntrl sft --config c.yaml": "line 1 may write it",
     "for f in other.yaml; do cat $f > c.yaml; done\ntrl sft --config c.yaml": "line 1 may write it",

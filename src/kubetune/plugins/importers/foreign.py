@@ -119,7 +119,7 @@ def _read_script(path: Path, commands: Mapping[str, ToolCommand]) -> Foreign:
         _refuse(path, "is no text file")
     except UnreadableError as error:
         _refuse(
-            path, f"{error}, so what it calls is not known; write the command alone into a file"
+            path, f"{error}; take that out, or write the command with its values alone into a file"
         )
     calls = []
     for command in script.commands:
@@ -250,7 +250,7 @@ def _require_known_words(path: Path, call: _Call, script: Script) -> None:
     # The words before the subcommand are programs, or options of programs.
     for word in call.command.words[: len(call.before) + 1]:
         if word in script.doubts.functions:
-            problem = f"`{word}` is a function or an alias (line {script.doubts.functions[word]})"
+            problem = f"`{word}` is a function (line {script.doubts.functions[word]})"
     if problem:
         _refuse(
             path, f"line {call.command.line}: {problem}; write the command there with its values"

@@ -16,9 +16,14 @@ from dataclasses import dataclass, field
 
 from kubetune.plugins.importers.shell.doubts import BUILTINS, SOURCES, Doubts, doubts_of
 from kubetune.plugins.importers.shell.filler import Filler
-from kubetune.plugins.importers.shell.statements import Statement, assignments, statements
+from kubetune.plugins.importers.shell.statements import (
+    Statement,
+    UnreadableError,
+    assignments,
+    statements,
+)
 
-_QUIET = ("[", "[[", "cd", "echo", "exit", "popd", "pushd", "shift", "test", *BUILTINS)
+_QUIET = ("[", "[[", "cd", "echo", "exit", "popd", "pushd", "shift", "test", *BUILTINS, *SOURCES)
 # What stands before `&&` and asks something. Other programs are taken to end well.
 _ASKS = re.compile(r"(?:^|&& )(?:\[|test |grep |command |which |diff |cmp |pgrep )|\|\|")
 # `--seed 1` and `trainer.seed=1` are no programs.
@@ -97,14 +102,11 @@ def _call(statement: Statement, script: Script, filler: Filler, exported: set[st
     if program in SOURCES:
         script.unread[line] = f"{program}: what it sets is not known"
     if program in BUILTINS and program != statement.call[0]:
-        # A variable stands for it.
-        script.doubts.of_all = f"may be set by `{program}` (line {line})"
-    if _ARGUMENT.match(program):
-        if not statement.within and not statement.chain:
-            script.unread[line] = (
-                f"{program}: begins a command of its own; a backslash joins lines only as the last character of one"
-            )
-    elif program and program not in _QUIET:
+        raise UnreadableError(line, f"`{program}` stands in a variable")
+    if _ARGUMENT.match(program) and not (statement.within or statement.chain):
+        why = "begins a command of its own, since a backslash joins lines only as the last character of one"
+        raise UnreadableError(line, f"{program} {why}")
+    if program not in ("", *_QUIET) and not _ARGUMENT.match(program):
         environment = {}
         for name, _, value in statement.assignments:
             environment[name] = filler.joined(value)

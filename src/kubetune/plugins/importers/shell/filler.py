@@ -44,7 +44,7 @@ class Filler:
 
     def why(self, name: str) -> str:
         """Return why the value of a variable is not certain here."""
-        return self.doubts.of(name) or self.spoiled.get(name, "")
+        return self.doubts.of_names.get(name) or self.spoiled.get(name, "")
 
     def assigned(self, raw: str) -> str | list[str]:
         """Return the value that an assignment gives, which for `( … )` is several words."""

@@ -42,8 +42,6 @@ class Statement:
     chain: str = ""  # what stands before it and decides whether it is called, such as `[ -d x ] &&`
     is_apart: bool = False  # in a pipeline or the background: it sets nothing for the script
     within: str = ""  # the loop, `if`, group or function around it
-    calculation: str = ""  # the text in (( … ))
-    looped: str = ""  # the variable of a loop that begins here
     function: str = ""  # the name of a function that begins here
 
     def depends_on(self) -> str:
@@ -73,8 +71,8 @@ PART = re.compile(
     re.DOTALL,
 )
 _TOKEN = re.compile(
-    r"(?P<blank>[ \t\r][ \t\r\0]*)|(?P<comment>(?<![^\s;&|()\0])\#[^\n\0]*\0?)|(?P<calculation>\(\(.*?\)\))"
-    r"|(?P<redirection>(?:\d+|\{\w+\})?(?:<<<|<<-?|[<>]&|>>|>\||<>|[<>](?!\())|&>>?)"
+    r"(?P<blank>[ \t\r][ \t\r\0]*)|(?P<comment>(?<![^\s;&|()\0])\#[^\n\0]*\0?)|(?P<unread>\(\(|\{\w+\}[<>]|\d*<<-?(?!<))"
+    r"|(?P<redirection>\d*(?:<<<|[<>]&|>>|>\||<>|[<>](?!\())|&>>?)"
     rf"|(?P<word>(?:{PART.pattern})++)|(?P<end>\n|;;?&?|&&|\|\||\|&?|&|[()])",
     re.DOTALL,
 )
@@ -101,10 +99,9 @@ class _Splitter:
         self.statements: list[Statement] = []
         self.present = Statement(1)
         self.blocks: list[tuple[str, int]] = []  # what is open, and its line
-        self.documents: list[str] = []  # ends of here-documents that begin behind this line
 
     def split(self) -> list[Statement]:
-        """Return the statements. Raise UnreadableError if something is not closed."""
+        """Return the statements. Raise UnreadableError if something is not closed or not read."""
         place = 0
         redirection = ""
         while place < len(self.source):
@@ -115,9 +112,6 @@ class _Splitter:
             place = match.end()
             text = match[0]
             match match.lastgroup:
-                case "word" if redirection.startswith("<<") and redirection != "<<<":
-                    self.documents.append(text)
-                    redirection = ""
                 case "word" if redirection:
                     self.present.files.append(text)
                     redirection = ""
@@ -126,12 +120,11 @@ class _Splitter:
                         self.present.line = line
                     self.present.words.append(text)
                 case "redirection":
-                    redirection = text.lstrip("0123456789")
-                case "calculation":
-                    self.present.calculation += text
+                    redirection = text
+                case "unread":
+                    raise UnreadableError(line, f"`{text}` is not read")
                 case "end":
                     self.end(text, line)
-                    place = self.behind_documents(place) if text == "\n" else place
                 case "comment" if text.endswith("\0"):
                     self.end("\n", line)
         self.end("\n", self.line_of(place))
@@ -143,21 +136,6 @@ class _Splitter:
         """Return the line of a place, from 1."""
         before = self.source[:place]
         return 1 + before.count("\n") + before.count("\0")
-
-    def behind_documents(self, place: int) -> int:
-        """Return the place behind the here-documents that begin at this one."""
-        for end in self.documents:
-            name = re.sub(r"[\"'\\\0]", "", end)
-            # A quoted end keeps backslashes in the text.
-            breaks = "\n" if name == end else "\n\0"
-            match = re.compile(rf"(?<=[{breaks}])\t*{re.escape(name)}(?=\n|$)").search(
-                self.source, place
-            )
-            if match is None:
-                raise UnreadableError(self.line_of(place) - 1, f"a here-document has no end {name}")
-            place = match.end()
-        self.documents.clear()
-        return place
 
     def end(self, sign: str, line: int) -> None:
         """End the present statement with a sign such as `;`, `&&` or a bracket."""
@@ -191,9 +169,9 @@ class _Splitter:
                 words.clear()
             elif words[0] in _OPENING:
                 self.blocks.append((_OPENING[words[0]], present.line))
-                if words[0] in ("for", "select", "case"):
-                    present.looped = words[1] if len(words) > 1 else ""
-                    present.files += words[3:]
+                if words[0] in ("for", "select"):
+                    words[:] = ["", f"{' '.join(words[1:2])}={' '.join(words[3:])}"]
+                elif words[0] == "case":
                     words.clear()
                 del words[:1]
             elif words[0] == "function":
