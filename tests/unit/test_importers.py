@@ -195,7 +195,7 @@ def test_llama_factory_with_its_registry_of_data(tmp_path: Path) -> None:
         False,
     )
     assert config.training.timeout_seconds == 1800
-    assert "cut in proportion there" in notes(result, "assumed")["data.overlong"]
+    assert "LLaMA-Factory cuts prompt and answer" in notes(result, "assumed")["data.overlong"]
 
 
 def test_trl(tmp_path: Path) -> None:
@@ -628,7 +628,7 @@ TOOL = Tool(
                 Row("too_long", "data.overlong", {"cut": "truncate"}, near("drop", "left out here")),
                 switch("half", "model.dtype", "float16"),
             ],
-            dropped={"noise": ("noise on embeddings is not there", 0)},
+            dropped={"noise": ("kubetune adds no noise", 0)},
             unneeded={"threads": "kubetune takes all cores"},
         ),
     ),
@@ -648,7 +648,7 @@ def test_a_new_tool_is_a_file_and_a_line_in_the_registry(
     assert config.training.learning_rate == 3e-4
     assert notes(result, "approximated") == {"too_long": "data.overlong: drop; left out here"}
     assert notes(result, "dropped") == {
-        "noise": "noise on embeddings is not there",
+        "noise": "kubetune adds no noise",
         "tread": "not known to `kubetune import`; did you mean threads?",
     }
     assert notes(result, "unneeded") == {"threads": "kubetune takes all cores"}
@@ -776,7 +776,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),
         (
             "model_name_or_path: x\ndataset_name: y\nreward_funcs: [z]\n",
-            ":3: reward_funcs: the file, read as one of TRL, names no reward that is here",
+            ":3: reward_funcs: read as a file of TRL, it names no reward that kubetune has",
         ),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
         (
@@ -906,9 +906,9 @@ def test_a_share_of_all_steps_between_lines_of_the_log_becomes_a_number(
 ) -> None:
     result, config = imported(tmp_path, f"{FACTORY}logging_steps: {share}\n")
     assert config.training.logging_steps == 10
-    assert "a share of all steps there" in notes(result, "approximated")["logging_steps"]
+    assert "a share of all steps in the tool" in notes(result, "approximated")["logging_steps"]
     result, _ = imported(tmp_path, f"{FACTORY}logging_steps: 0\n")
-    assert "expected a number above 0" in notes(result, "dropped")["logging_steps"]
+    assert "expected 1 or more" in notes(result, "dropped")["logging_steps"]
 
 
 @pytest.mark.parametrize("stage_first", [True, False])

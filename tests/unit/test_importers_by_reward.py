@@ -214,7 +214,7 @@ def test_servers_that_draw_are_carried_with_the_correction(case: str, tmp_path: 
     assert values == settings
     near = [note.text for note in result.of("approximated") if "grpo.servers.urls" in note.text]
     assert len(near) == 1
-    assert "stock `vllm serve --enable-lora` has to answer there" in near[0]
+    assert "stock `vllm serve --enable-lora` has to answer at these addresses" in near[0]
     assert not result.of("dropped")
 
 
@@ -265,7 +265,7 @@ def test_arguments_in_arrays_of_a_script_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.yaml", f"{TRL}num_generations: 8\n", "names no reward that is here"),
+        ("a.yaml", f"{TRL}num_generations: 8\n", "names no reward that kubetune has"),
         (
             "a.yaml",
             f"{TRL}reward_funcs: [a.b]\nloss_type: gmpo\n",
@@ -302,7 +302,7 @@ def test_ms_swift_is_recognised_by_its_keys(tmp_path: Path) -> None:
 
 def test_rewards_that_are_not_here_name_the_tool(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"read as one of TRL, names no reward .* --from names another"
+        ConfigError, match=r"read as a file of TRL, it names no reward .* name the tool by --from"
     ):
         imported(tmp_path, "a.yaml", f"{TRL}reward_funcs: [cosine]\nnum_generations: 8\n")
 

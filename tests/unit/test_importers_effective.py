@@ -137,7 +137,7 @@ def test_the_term_of_llama_factory_that_is_a_mean_of_means_is_near(tmp_path: Pat
     assert config.preference is not None
     assert config.preference.sft_weight == 0.2
     assert kinds(result)["pref_ftx"] == "approximated"
-    assert "mean over all their tokens" in text_of(result, "pref_ftx")
+    assert "mean over all tokens" in text_of(result, "pref_ftx")
 
 
 @pytest.mark.parametrize(

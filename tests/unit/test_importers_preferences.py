@@ -221,7 +221,7 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
             f"{SWIFT}--rlhf_type rm --freeze_vit false\n",
             "a reward model scores texts alone",
         ),
-        ("a.yaml", f"{TRL}beta: 0.1\nnum_generations: 8\n", "names no reward that is here"),
+        ("a.yaml", f"{TRL}beta: 0.1\nnum_generations: 8\n", "names no reward that kubetune has"),
     ],
 )
 def test_other_kinds_of_learning_are_refused(

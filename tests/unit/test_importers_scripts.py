@@ -204,7 +204,7 @@ def test_answers_that_are_not_trained_there_are_named(tmp_path: Path, scale: str
     file = tmp_path / "a.sh"
     file.write_text(f"swift sft --model a/b --dataset org/chats --loss_scale {scale}\n")
     notes = {note.key: note.text for note in import_config(file).of("approximated")}
-    assert "there only the last" in notes["loss_scale"]
+    assert "in ms-swift only the last" in notes["loss_scale"]
     assert ("weighs the same" in notes["loss_scale"]) == ("+" in scale)
 
 

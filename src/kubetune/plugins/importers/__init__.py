@@ -153,7 +153,7 @@ def _complete(draft: Draft) -> None:
         if key not in noted and is_empty(value):
             draft.note("unneeded", key, "left empty")
         elif key not in noted:
-            draft.drop(key, "read, but nothing here follows from it")
+            draft.drop(key, "read, but no setting follows from it")
     # A default that is written down has a note of its own beside that of its key.
     last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
     draft.notes[:] = [note for note in draft.notes if note in last.values()]

@@ -53,7 +53,7 @@ from kubetune.plugins.importers.writing import inline
 def _bits(value: Any, draft: Draft) -> Outcome:
     """Take 4 bits of the base, which axolotl has with qlora alone."""
     if value and draft.get("adapter") == "lora":
-        why = "4 bits need adapter: qlora there, so axolotl leaves the base as it is; here: quantization: 4bit"
+        why = "axolotl takes 4 bits only with adapter: qlora, and leaves this base as it is; set quantization: 4bit for them"
         return dropped(why)
     return carried("4bit") if value else unneeded("off, as here")
 
@@ -80,7 +80,7 @@ def _plugins(value: Any, _: Draft) -> Outcome:
     foreign = [str(name) for name in as_list(value) if "axolotl.integrations." not in str(name)]
     if foreign:
         return dropped(f"code of your own is not run: {', '.join(foreign)}")
-    return unneeded("what they switch on has keys of its own, each listed here")
+    return unneeded("what they switch on has keys of its own, each listed")
 
 
 def _processor(_: Any, draft: Draft) -> Outcome:
@@ -170,7 +170,7 @@ TOOL = Tool(
             # Data.
             Row("sample_packing", "data.packing", other=packing),
             Row("excess_length_strategy", "data.overlong", {"drop": "drop", "truncate": "truncate", "raise": "error"},
-                dropped("drop, truncate and raise are there")),
+                dropped("kubetune has drop, truncate and raise")),
             Row("train_on_inputs", "data.train_on", other=_train_on_inputs),
             Row("val_set_size", "data.eval", other=share),
             # Training.
@@ -178,7 +178,7 @@ TOOL = Tool(
             Row("early_stopping_patience", "training.early_stopping_patience", {0: NO_STOP}),
             # Where one is true, it says the kind of learning.
             Row("reward_model process_reward_model", values={False: OFF}),
-            Row("save_total_limit", "training.save_total_limit", {0: unneeded("4 are kept there")}),
+            Row("save_total_limit", "training.save_total_limit", {0: unneeded("axolotl keeps 4")}),
             Row("optimizer", "training.optim", OPTIMIZERS, other_optimizer),
             schedule("lr_scheduler"),
             *warm_up("lr_scheduler", is_axolotl=True),
@@ -218,7 +218,7 @@ TOOL = Tool(
             "cosine_min_lr_ratio cosine_constant_lr_ratio": ("the cosine ends at 0, with the last step", 0),
             "dataset_exact_deduplication": ("`kubetune data check` counts repeated rows; none is left out", False),
             "image_size": "images keep their shape; vision.image_max_tokens limits their size",
-            "push_dataset_to_hub": "prepared data are kept here",
+            "push_dataset_to_hub": "prepared data stay on the machine",
         },
         unneeded={
             "trl": "its keys are listed by name",

@@ -126,10 +126,10 @@ def _switch_of_a_message(value: Any, section: Draft) -> Outcome:
     if value not in SWITCHES:
         section.refuse(
             section.at,
-            f"messages of the data say under `{value}` what is trained, and here they say it under `train`; rename "
+            f"messages of the data say under `{value}` what is trained, and kubetune reads it under `train`; rename "
             "the key in the data",
         )
-    return unneeded(f"`{value}` in a message says so here too")
+    return unneeded(f"kubetune reads `{value}` in a message too")
 
 
 # Keys of a source of any kind.

@@ -43,8 +43,8 @@ def finish(draft: Draft) -> None:
     if not draft.has("rewards"):
         draft.refuse(
             draft.kind_key if draft.kind_key in draft.theirs else next(iter(draft.theirs)),
-            f"the file, read as one of {draft.tool.name}, names no reward that is here; expected reward_funcs with a "
-            "function as module.function, or a reward that is built in (docs/grpo.md); --from names another tool",
+            f"read as a file of {draft.tool.name}, it names no reward that kubetune has; set reward_funcs to "
+            "module.function or to a built-in reward (docs/grpo.md), or name the tool by --from",
         )
     count_prompts(draft, "grpo.num_generations", GrpoConfig().num_generations)
 
@@ -58,7 +58,7 @@ def count_prompts(draft: Draft, of_prompt: str, default: int) -> None:
         return
     path = "training.gradient_accumulation_steps"
     if not draft.undecided.keys().isdisjoint((*STEP, of_prompt)):
-        why = "prompts of a step are counted here, and a part of their number is not known; set training.global_batch_size"
+        why = "prompts of a step are counted, and a part of their number is not known; set training.global_batch_size"
         draft.withdraw(path, why)
         return
     size, accumulated, world = _step(draft)
@@ -66,8 +66,8 @@ def count_prompts(draft: Draft, of_prompt: str, default: int) -> None:
     answers = size * accumulated * world
     prompts = max(1, answers // generations)
     why = (
-        f"a step there has {size} answers × {accumulated} × {world} processes = {answers}, here {prompts} prompts with "
-        f"{generations} answers; multiply by the processes if there are more"
+        f"a step of the tool has {size} answers × {accumulated} × {world} processes = {answers}, one of kubetune "
+        f"{prompts} prompts with {generations} answers; multiply by the processes if there are more"
     )
     key = draft.origin(path)
     draft.withdraw(path, "")
@@ -75,7 +75,7 @@ def count_prompts(draft: Draft, of_prompt: str, default: int) -> None:
         draft.assume("training.global_batch_size", prompts, why)
     else:
         draft.write(key, near(prompts, why), "training.global_batch_size")
-    draft.comments["training.global_batch_size"] = f"prompts; {answers} answers there"
+    draft.comments["training.global_batch_size"] = f"prompts; {answers} answers in the file"
 
 
 def _step(draft: Draft) -> tuple[int, int, int]:
@@ -102,7 +102,7 @@ def _drawn_together(value: Any, draft: Draft) -> Outcome:
         return unneeded("answers are drawn before each step, by the same weights")
     if value % of_step == 0:
         return carried(value // of_step)
-    return near(math.ceil(value / of_step), "whole optimizer steps are counted here")
+    return near(math.ceil(value / of_step), "kubetune counts whole optimizer steps")
 
 
 ALL_TOKENS = numbers(int, unneeded("all tokens, as here"))
@@ -133,10 +133,10 @@ TABLE = Table(
         Row("truncation_strategy", "data.overlong", {"delete": "drop"},
             near("drop", "a prompt is asked whole or left out")),
         Row("importance_sampling_level", "grpo.importance_sampling_level", {"token": "token", "sequence": "sequence"},
-            dropped("token and sequence are there")),
+            dropped("kubetune has token and sequence")),
         Row("scale_rewards", "grpo.scale_rewards",
             {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"},
-            dropped("group, batch and none are there")),
+            dropped("kubetune has group, batch and none")),
     ],
     dropped={
         "advantage_estimator": ("GRPO's is the only one", "grpo"),

@@ -77,7 +77,9 @@ def _server_of_trl(value: Any, draft: Draft) -> Outcome:
     """Take the server of a teacher, unless the file switches it off."""
     if draft.get("use_teacher_server") is False:
         return unneeded("use_teacher_server is off")
-    return near(value, "stock `vllm serve` has to answer there in place of `trl vllm-serve`")
+    return near(
+        value, "stock `vllm serve` has to answer at this address in place of `trl vllm-serve`"
+    )
 
 
 def _number_of_tokens(value: Any, draft: Draft) -> Outcome:
@@ -133,7 +135,7 @@ TABLE = Table(
         Row("teacher_model_kind", "distill.teacher", {"base": "self"},
             near("self", "the teacher stays the model before training")),
         Row("distillation_mode", "distill.support", {"topk_logits": "student_k", "full_logits": "all"},
-            near("all", "the drawn token stands for all tokens there, which are compared here")),
+            near("all", "in TRL the drawn token stands for all tokens, which kubetune compares")),
         Row("distillation_add_tail loss_add_tail", "distill.rest", {True: "tail", False: "renormalise"}),
         Row("max_prompt_length", "data.max_length",
             other=lambda value, _: near(value, "prompt and right answer are counted, and longer records left out")),
@@ -142,7 +144,7 @@ TABLE = Table(
         Row("kd_online_server_base_url teacher_model_server", "distill.teacher", other=_addresses),
         Row("kd_ce_alpha", "distill.sft_weight", other=_share_of_cross_entropy),
         Row("kd_normalize_topk", "distill.rest", {True: "renormalise"},
-            near("tail", "what is left of the probability is left out there, and compared as one token here")),
+            near("tail", "axolotl leaves out the rest of the probability, kubetune compares it as one token")),
     ],
     dropped={
         "seq_kd": ("the teacher draws no answers; let it answer first, and train on that", False),

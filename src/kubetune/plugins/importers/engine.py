@@ -278,7 +278,7 @@ class Draft:
         if outcome.value is None:
             text = f"a `{path}` section"
         if outcome.kind == "approximated":
-            self.comments[path] = f"{key}: {inline(self.theirs.get(key))} there"
+            self.comments[path] = f"{key}: {inline(self.theirs.get(key))} in the file"
             text += f"; {outcome.text}"
         elif outcome.text:
             text = outcome.text
@@ -315,7 +315,7 @@ class Draft:
     def refuse_value(self, key: str) -> NoReturn:
         """Raise ConfigError at a key's line: its value is of another kind than its tool takes."""
         value = inline(self.theirs.get(key))
-        self.refuse(key, f"found {value}, which is no value that {self.tool.name} takes there")
+        self.refuse(key, f"found {value}, which is no value that {self.tool.name} takes")
 
     def withdraw(self, path: str, why: str, kind: Kind = "dropped") -> None:
         """Take a setting out again, and say why of the keys that it came from."""
@@ -383,7 +383,7 @@ class Draft:
         # Notes end up in the run file, which people commit.
         if isinstance(value, str) and is_secret((key,), value, known=False):
             value = None
-            text += "; its value looks like a secret and is not repeated here"
+            text += "; its value looks like a secret and is not repeated"
         self.notes.append(Note(kind, self.place + key, value, text))
 
 

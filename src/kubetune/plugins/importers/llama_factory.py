@@ -67,7 +67,9 @@ def _data(draft: Draft) -> None:
     if limit is not None and draft.has("data.train"):
         why = f"#{limit} after each source: drawn by the seed, not the first"
         draft.note("approximated", "max_samples", why)
-        draft.comments["data.train"] = f"max_samples: the first {limit} of each there, drawn here"
+        draft.comments["data.train"] = (
+            f"max_samples: LLaMA-Factory takes the first {limit} of each, kubetune draws them"
+        )
 
 
 def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:
@@ -161,7 +163,7 @@ def _length(value: Any, draft: Draft) -> Outcome:
     """Take the longest row, which has one token less where rows are packed."""
     if not _packs(draft):
         return carried(value)
-    text = f"data.max_length: {value - 1}, since packing takes a token there"
+    text = f"data.max_length: {value - 1}, since LLaMA-Factory's packing takes a token"
     return carried(value - 1, text)
 
 
@@ -171,9 +173,9 @@ def _finish(draft: Draft) -> None:
     if draft.get("finetuning_type") is None:
         draft.assume("lora", None)
     if _packs(draft):
-        draft.assume("data.max_length", 2047, "2048, less a token that packing takes there")
+        draft.assume("data.max_length", 2047, "2048, less a token that packing takes")
     if draft.get("stage") != "pt":
-        why = "prompt and answer of too long a row are cut in proportion there, the end of the row here"
+        why = "LLaMA-Factory cuts prompt and answer of too long a row in proportion, kubetune the end of the row"
         draft.assume("data.overlong", "truncate", why)
         return
     draft.assume("data.train_on", "all", "stage: pt trains on everything")
@@ -260,7 +262,7 @@ TOOL = Tool(
             "enable_thinking": "thoughts are trained as the data hold them: none is added, and none taken out",
             "tokenized_path": "data are prepared from their sources, and kept by fingerprint",
             "upcast_layernorm": ("norms compute as the model's code says", False),
-            "shift_attn": ("LongLoRA's attention is not there", False),
+            "shift_attn": ("kubetune has no attention of LongLoRA", False),
             "media_dir": "has no counterpart; see docs/vision.md",
         },
         unneeded={

@@ -73,7 +73,7 @@ def _sources(draft: Draft, place: str, text: Any) -> list[Any]:
         return [{"path": text}]
     path = match["path"]
     if not is_file_name(path) and match["hub"] != "hf" and not draft.get("use_hf"):
-        why = "is looked for on Hugging Face's hub, not on ModelScope; see that it is there"
+        why = "is looked for on Hugging Face's hub, not on ModelScope; see that the hub has it"
         draft.drop(f"{key}: {path}", why)
     source = {"path": path + (match["sample"] or "")}
     # `swift pt` trains plain texts, unless it is asked to use the chat template.
@@ -108,12 +108,10 @@ def _max_epochs(value: Any, draft: Draft) -> Outcome:
         return carried(value)
     epochs = draft.get("num_train_epochs") or 3
     if (draft.get("max_steps") or 0) > 0:
-        return dropped(
-            "the run takes max_steps steps here, though epochs may end it before them there"
-        )
+        return dropped("the run takes max_steps steps; in ms-swift epochs may end it before them")
     if value >= epochs:
         return unneeded(f"the run ends before, after {epochs} epochs")
-    return near(value, f"the learning rate ends with them, there after {epochs} epochs")
+    return near(value, f"the learning rate ends with them, in ms-swift after {epochs} epochs")
 
 
 def _share(value: Any, draft: Draft) -> Outcome:
@@ -129,7 +127,9 @@ def _loss_scale(value: Any, _: Draft) -> Outcome:
     strategy, *weights = str(value).split("+")
     differences = []
     if strategy == "last_round":
-        differences.append("all answers of a conversation are trained, and there only the last")
+        differences.append(
+            "all answers of a conversation are trained, and in ms-swift only the last"
+        )
     if strategy not in ("default", "all", "last_round") or weights:
         differences.append("every answer weighs the same")
     trained = "all" if strategy == "all" else "assistant"
@@ -167,7 +167,7 @@ def _finish(draft: Draft) -> None:
         and not is_reward
         and draft.get("use_chat_template") is not False
     ):
-        why = "texts to classify stand as they are here; there the model's chat template is around them"
+        why = "kubetune classifies texts as they stand; ms-swift puts the model's chat template around them"
         draft.note("approximated", "use_chat_template", why)
     draft.assume("training.learning_rate", 1e-4 if draft.has("lora") else 1e-5)
     why = "ms-swift takes the model's own maximum, which the file does not say; longer rows are left out"
@@ -247,7 +247,7 @@ TOOL = Tool(
                 near("truncate", "a row's end is cut")),
             Row("split_dataset_ratio", "data.eval", other=_share),
             # A row that cannot be used stops the run here, with its line; there it is left out.
-            Row("strict", "data.max_lost_share", {True: 0.0}, dropped("a row that cannot be used stops the run here")),
+            Row("strict", "data.max_lost_share", {True: 0.0}, dropped("a row that cannot be used stops the run")),
             # Adapters and bits of the base.
             Row("target_modules", PATH, other=modules("all-linear", "all-linear"), unless="target_regex"),
             Row("modules_to_save", "lora.modules_to_save", other=without_words),

@@ -26,13 +26,13 @@ _NOT_SPLIT = (
 # By names and patterns: the reason, or a tuple of it and the values with which these keys do nothing.
 DROPPED: dict[str, Any] = {
     "use_galore use_apollo use_badam use_adam_mini use_muon":
-        ("AdamW and its 8-bit form are there (training.optim)", False),
+        ("kubetune has AdamW and its 8-bit form (training.optim)", False),
     "muon_lr":
         _ONE_RATE,
     "galore_* apollo_* badam_* qgalore_* dion_* muon_* grokfast_* adam_beta3 adam_epsilon2 optim_target_modules "
     "optimizer sgd_momentum exp_avg_dtype exp_avg_sq_dtype main_params_dtype main_grads_dtype "
     "use_precision_aware_optimizer":
-        "AdamW and its 8-bit form are there (training.optim)",
+        "kubetune has AdamW and its 8-bit form (training.optim)",
     "offload_teacher_model":
         "the teacher stays where it is; one too large for a GPU is read in shards, or asked by its servers",
     "optimizer_cpu_offload optimizer_offload_fraction offload_* *_cpu_offload layer_offloading "
@@ -56,12 +56,12 @@ DROPPED: dict[str, Any] = {
         ("the language model always learns, through adapters or whole", False),
     "oft_* boft_* vera_* adalora_* reft_* fourier_* adapter_act adapter_length module_dropout mixture_of_depths "
     "train_from_scratch":
-        "LoRA, rsLoRA and DoRA are there, or every parameter is trained",
+        "kubetune has LoRA, rsLoRA and DoRA, or trains every parameter",
     "lora_rank_pattern lora_alpha_pattern peft_layers_* peft_trainable_token_indices peft_ensure_weight_tying "
     "peft_autocast_adapter_dtype lora_dtype":
         "every adapter of a run has one rank and one scale; lora.target_modules may be a regular expression",
     "noisy_embedding_alpha neftune_noise_alpha":
-        ("noise on embeddings is not there", 0),
+        ("kubetune adds no noise to embeddings", 0),
     "jagged_restart_* lr_quadratic_warmup lr_decay_iters lr_warmup_init lr_wsd_* *_weight_decay "
     "weight_decay_incr_style apply_wd_to_qk_layernorm":
         "schedules are cosine, linear and constant, after one linear warm-up; weight decay stays as it is",
@@ -81,7 +81,7 @@ DROPPED: dict[str, Any] = {
     "log_completions multi_turn_scheduler max_turns async_generate completion_length_limit_scope gym_env "
     "use_gym_env nemo_gym_* ebft move_model_batches sleep_level wandb_log_unique_prompts router_replay_mode "
     "use_vllm structured_outputs_regex num_generation_samples":
-        "a setting of learning by reward that is not there: servers of the tool itself (see grpo.servers), "
+        "a setting of learning by reward that kubetune does not have: servers of the tool itself (see grpo.servers), "
         "environments, other losses than `task: grpo` has",
     "kd_* teacher_* gkd_* lmbda seq_kd logprobs top_logprobs":
         "`task: distill` learns from a teacher that is a model, and not from log-probabilities in the data",
@@ -101,7 +101,7 @@ DROPPED: dict[str, Any] = {
     "stopping_strategy stop_words download_mode disable_auto_column_mapping dataset_keep_in_memory "
     "preprocess_iterable packing_num_proc preprocessing_batch_size data_shared_file_system "
     "num_dataset_shards_to_save dataset_prepared_* pretraining_sample_concatenation":
-        "data are prepared once, from the files that data.train names; columns are named there too",
+        "data are prepared once, from the files that data.train names; its columns too",
     "min_sample_len eval_sequence_len max_packed_sequence_len max_seq_len pose_* use_pose sample_packing_* "
     "packing_strategy streaming_multipack_* pretrain_multipack_* multipack_* batch_flattening "
     "sequence_packing_scheduler":
@@ -132,7 +132,7 @@ DROPPED: dict[str, Any] = {
     "mean_resizing_embeddings split_special_tokens skip_special_tokens tokenizer_* shrink_embeddings":
         "the tokenizer is the model's own, and the vocabulary is not extended; see model.tokenizer",
     "video_* audio_* use_audio_in_video image_do_pan_and_scan crop_to_patches image_resize_algorithm":
-        "images keep their shape, within vision.image_min_tokens and image_max_tokens; videos and sound are not there",
+        "images keep their shape, within vision.image_min_tokens and image_max_tokens; kubetune has no videos and no sound",
     "do_sample temperature top_k top_p num_beams repetition_penalty length_penalty max_new_tokens max_length "
     "generation_* generate_samples eval_num_beams predict_with_generate sortish_sampler gradio_* "
     "eval_max_new_tokens":

@@ -61,10 +61,10 @@ def _sft_term(value: Any, draft: Draft) -> Outcome:
     if not value:
         return carried(value)
     if draft.get("pref_loss") == "orpo" or draft.get("stage") != "dpo":
-        return dropped("an SFT term beside this loss is not there")
+        return dropped("kubetune has no SFT term beside this loss")
     return near(
         value,
-        "there the mean over a batch's answers of each answer's mean loss, here the mean over all their tokens, so that "
+        "LLaMA-Factory takes the mean of each answer's mean loss, kubetune the mean over all tokens, so that "
         "long answers weigh more",
     )
 

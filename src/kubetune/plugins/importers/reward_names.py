@@ -17,9 +17,7 @@ OF_TRL = {
     "think_format_reward": Reward("think_format_reward"),
     _PUNISHMENT: Reward(_PUNISHMENT, {"max_completion_len": ("", 1280), "soft_punish_cache": ("", 256)}),
 }  # fmt: skip
-_DIFFERS_IN_READING = (
-    "there <answer>…</answer> marks a formula too, here \\boxed{…} and The final answer is $…$ do"
-)
+_DIFFERS_IN_READING = "ms-swift reads a formula in <answer>…</answer> too, kubetune in \\boxed{…} and `The final answer is`"
 OF_SWIFT = {
     "accuracy": Reward("accuracy_reward", differs=_DIFFERS_IN_READING),
     "cosine": Reward(
@@ -32,7 +30,7 @@ OF_SWIFT = {
             "min_value_correct": ("cosine_max_len_value_correct", 0.5),
             "max_value_correct": ("cosine_min_len_value_correct", 1.0),
         },
-        differs=f"{_DIFFERS_IN_READING}; longer answers than max_len stay at its value here",
+        differs=f"{_DIFFERS_IN_READING}; longer answers than max_len stay at its value",
     ),
     "format": Reward("format", {"pattern": ("", r"<think>.*?</think>\s*<answer>.*?</answer>")}),
     "soft_overlong": Reward(
@@ -42,7 +40,7 @@ OF_SWIFT = {
     "repetition": Reward(
         "repetition",
         {"ngram_size": ("repetition_n_grams", 3), "max_penalty": ("repetition_max_penalty", -1.0)},
-        differs="there words are counted, here tokens",
+        differs="ms-swift counts words, kubetune tokens",
     ),
 }  # fmt: skip
 KEYS_OF_SWIFT = " ".join(key for reward in OF_SWIFT.values() for key, _ in reward.settings.values())
@@ -62,7 +60,7 @@ def rewards(value: Any, draft: Draft) -> Outcome:
             if known.differs:
                 differences.append(f"{name}: {known.differs}")
         elif "/" not in name and "." not in name:
-            why = "not built in here; write a function of yours: rewards: [{file: rewards.py, function: …}]"
+            why = "kubetune has no such reward; write a function: rewards: [{file: rewards.py, function: …}]"
             draft.drop(f"reward_funcs: {name}", why)
             continue
         else:
@@ -71,7 +69,7 @@ def rewards(value: Any, draft: Draft) -> Outcome:
             reward["weight"] = float(weights[number])
         listed.append(reward)
     if not listed:
-        return dropped("none of them is here")
+        return dropped("kubetune has none of them")
     if differences:
         return near(listed, "; ".join(differences))
     return carried(listed)

@@ -87,7 +87,7 @@ def _of_some_losses(
         def is_other(draft: Draft, losses: Sequence[str] = losses) -> bool:
             return draft.ours(loss, default) not in losses
 
-        why = f"says nothing to other losses than {', '.join(losses)}"
+        why = f"is read only by the losses {', '.join(losses)}"
         rules.append(Rule(f"{section}.{name}", why, "unneeded", when=is_other))
     return rules
 
@@ -242,7 +242,7 @@ RULES = (
     *[
         Rule(
             path,
-            "no router learns here; name it in lora.target_parameters ([mlp.gate.weight])",
+            "no router learns; name it in lora.target_parameters ([mlp.gate.weight])",
             beside=path,
             when=_leaves_routers,
         )

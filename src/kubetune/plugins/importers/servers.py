@@ -24,8 +24,8 @@ from kubetune.plugins.importers.readings import as_list
 URLS = "grpo.servers.urls"
 CORRECTION = "grpo.importance_sampling_correction"
 _OTHER_PROGRAM = (
-    "stock `vllm serve --enable-lora` has to answer there in place of the tool's own server, and to see the run directory "
-    "(docs/grpo.md)"
+    "stock `vllm serve --enable-lora` has to answer at these addresses in place of the tool's own server, and to see the "
+    "run directory (docs/grpo.md)"
 )
 
 

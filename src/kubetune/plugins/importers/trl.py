@@ -106,9 +106,7 @@ def _finish(draft: Draft) -> None:
     assume_peft_default(draft)
     assume_warm_up(draft)
     if "max_length" in draft.theirs and draft.theirs["max_length"] in (None, "None"):
-        why = (
-            "no limit there; here a row that is longer than data.max_length stops the run: raise it"
-        )
+        why = "TRL sets no limit; in kubetune a row that is longer than data.max_length stops the run: raise it"
         draft.write("max_length", near("error", why), "data.overlong")
         draft.assume("data.max_length", 8192, "the file sets no limit")
     if draft.ours("task", "causal_lm") == "causal_lm":

@@ -32,7 +32,7 @@ _OF_STEP = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _USE_KL = "actor_rollout_ref.actor.use_kl_loss"
 _NOT_PADDED = "nothing is padded, and memory decides the micro-batches"
 _BY_SOURCE = (
-    "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here, and "
+    "verl chooses a function by the column data_source (gsm8k …); kubetune compares the last numbers, and its "
     "accuracy_reward compares formulas"
 )
 
@@ -50,7 +50,7 @@ _ESTIMATORS = {
 def _estimator(value: Any, draft: Draft) -> Outcome:
     """Take the estimator of advantages, of which GRPO's is the only one."""
     if value != "grpo":
-        draft.refuse(draft.at, f"{value} is not there; expected algorithm.adv_estimator: grpo")
+        draft.refuse(draft.at, f"kubetune has no {value}; expected algorithm.adv_estimator: grpo")
     return carried("grpo")
 
 
@@ -95,7 +95,7 @@ def _prompts(value: Any, draft: Draft) -> Outcome:
     """Take the prompts of a step; there are no more than are asked together."""
     asked = draft.get("data.train_batch_size") or 1024
     if asked < value:
-        why = f"{value} there, of which data.train_batch_size leaves {asked}"
+        why = f"the file has {value}, of which data.train_batch_size leaves {asked}"
         return near(asked, why)
     return carried(value)
 
@@ -114,7 +114,7 @@ def _finish(draft: Draft) -> None:
     if "algorithm.adv_estimator" in draft.unknown:
         draft.refuse("algorithm.adv_estimator", draft.unknown["algorithm.adv_estimator"])
     if not draft.has("task"):
-        why = "gae, its default, is not there; expected algorithm.adv_estimator: grpo"
+        why = "kubetune has no gae, its default; expected algorithm.adv_estimator: grpo"
         draft.refuse(next(iter(draft.theirs)), why)
     if draft.has("lora.r"):
         draft.assume("lora", None)
@@ -145,7 +145,7 @@ def _steps(value: Any, draft: Draft) -> Outcome:
     of_step = steps * (draft.get("actor_rollout_ref.actor.ppo_epochs") or 1)
     if of_step == 1:
         return carried(value)
-    why = f"a step there has {of_step} optimizer steps, which are counted here"
+    why = f"a step of verl has {of_step} optimizer steps, which kubetune counts"
     return near(value * of_step, why)
 
 
@@ -160,7 +160,7 @@ _DATA = Table(
         Row("image_key video_key", other=_images),
         Row("train_batch_size", "grpo.steps_per_generation", other=_asked),
         Row("max_prompt_length", "data.max_length",
-            other=lambda value, _: near(value, "prompt and right answer are counted here")),
+            other=lambda value, _: near(value, "kubetune counts prompt and right answer")),
         Row("filter_overlong_prompts", "data.overlong", {True: "drop"}, carried("error")),
     ],
     dropped={
@@ -196,17 +196,17 @@ _ACTOR = Table(
         # The divergence from the model before training.
         Row("use_kl_loss", "grpo.beta", {False: OFF}, _divergence),
         Row("kl_loss_coef", "grpo.beta", beside=_USE_KL),
-        Row("kl_loss_type", "grpo.kl_estimator", _ESTIMATORS, dropped("k1, abs, k2 and k3 are there"), beside=_USE_KL),
+        Row("kl_loss_type", "grpo.kl_estimator", _ESTIMATORS, dropped("kubetune has k1, abs, k2 and k3"), beside=_USE_KL),
         # The loss.
         Row("loss_agg_mode", "grpo.loss_type", _LOSSES, dropped(f"expected one of {', '.join(_LOSSES)}")),
         Row("policy_loss.loss_mode", "grpo.importance_sampling_level",
             {"vanilla": unneeded("the ratio is clipped, as here"), "gspo": "sequence"},
-            dropped("vanilla and gspo are there; see grpo.loss_type")),
+            dropped("kubetune has vanilla and gspo; see grpo.loss_type")),
         # The learning rate.
         Row("optim.lr_warmup_steps", "training.warmup_steps", other=_steps),
         Row("optim.lr_warmup_steps_ratio", "training.warmup_ratio", other=_unlimited),
         Row("optim.warmup_style optim.lr_scheduler_type", "training.lr_scheduler_type",
-            {"constant": "constant", "cosine": "cosine"}, dropped("constant and cosine are there")),
+            {"constant": "constant", "cosine": "cosine"}, dropped("kubetune has constant and cosine")),
     ],
     dropped={"entropy_coeff": ("entropy is measured, and has no part in the loss", 0)},
     unneeded={"use_dynamic_bsz ppo_max_token_len_per_gpu use_torch_compile strategy": _NOT_PADDED},

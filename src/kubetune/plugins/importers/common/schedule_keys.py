@@ -34,7 +34,7 @@ def schedule(keys: str) -> Row:
         changing = _SHAPES_OF_COSINE if name == "cosine" else _SHAPES
         shapes = [key for key in changing if draft.get(key)]
         if shapes:
-            return near(name, f"there its shape depends on {', '.join(shapes)} too")
+            return near(name, f"in the tool its shape depends on {', '.join(shapes)} too")
         return carried(name)
 
     return Row(keys, "training.lr_scheduler_type", other=rule)
@@ -53,7 +53,7 @@ def warm_up(
     warmup_steps: 0    warmup_ratio: 0.1    a share of 0.1; no warm-up in axolotl, where 0 steps count
     warmup_steps: 5    warmup_ratio: 0.1    5 steps, near, since tools and their versions differ
     """
-    constant = unneeded(f"{schedule}: constant does not warm up, there as here")
+    constant = unneeded(f"{schedule}: constant does not warm up")
     twice = dropped("an earlier key sets the warm-up")
 
     def of_steps(value: Any, draft: Draft) -> Outcome:
@@ -62,7 +62,7 @@ def warm_up(
             return constant
         has_share = bool(draft.get(share))
         if number == 0 and has_share and not is_axolotl:
-            return unneeded(f"0 says nothing beside {share}, there as here")
+            return unneeded(f"0 says nothing beside {share}")
         if draft.has(_STEPS) or draft.has(_RATIO):
             return twice
         if number == 1 and is_axolotl:
@@ -84,7 +84,7 @@ def warm_up(
         if draft.has(_STEPS) or draft.has(_RATIO):
             return twice
         if is_axolotl and draft.get("max_steps"):
-            return near(ratio, "rounded up to a step, there down")
+            return near(ratio, "rounded up to a step, in axolotl down")
         return carried(ratio, f"{_RATIO}: {inline(ratio)}; {_LATER}")
 
     return Row(steps, _STEPS, other=of_steps), Row(share, _RATIO, other=of_share)
@@ -95,7 +95,7 @@ def assume_warm_up(draft: Draft, schedule: str = "lr_scheduler_type", default: f
     if draft.has(_STEPS) or _STEPS in draft.undecided:
         return
     if draft.get(schedule) == "constant":
-        draft.assume(_RATIO, 0.0, "a constant schedule does not warm up there")
+        draft.assume(_RATIO, 0.0, "the tool's constant schedule does not warm up")
     draft.assume(_RATIO, default)
 
 

@@ -97,7 +97,7 @@ def share(value: Any, draft: Draft) -> Outcome:
         return unneeded(f"{draft.origin('data.eval')} names the data of evaluations")
     if isinstance(value, (int, float)) and 0 < value < 1:
         return carried(float(value))
-    return near(0.05, "a share is held out here, not a number of rows; adjust it")
+    return near(0.05, "kubetune holds out a share, not a number of rows; adjust it")
 
 
 # Keys of a source that several tools have.

@@ -77,7 +77,7 @@ def without_words(value: Any, _: Draft) -> Outcome:
         return carried(listed)
     words = ", ".join(name for name in listed if name in _WORDS)
     if not names:
-        return dropped(f"{words} is not there; name the modules")
+        return dropped(f"kubetune has no word such as {words}; name the modules")
     return near(names, f"{words} are left out")
 
 

@@ -57,7 +57,9 @@ def method(key: str) -> Row:
     """Return the row of the key that chooses LoRA or every parameter."""
     full = unneeded("without a `lora` section every parameter is trained")
     values = {"full": full, "lora": None, "qlora": None}
-    return Row(key, "lora", values, lambda value, _: near(None, f"{value} is not there, LoRA is"))
+    return Row(
+        key, "lora", values, lambda value, _: near(None, f"kubetune has no {value}; LoRA is used")
+    )
 
 
 def bits(key: str, kind: str, four: Any) -> tuple[Row, Row]:
@@ -65,13 +67,13 @@ def bits(key: str, kind: str, four: Any) -> tuple[Row, Row]:
 
     def rule(value: Any, draft: Draft) -> Outcome:
         if value != four:
-            return dropped("4 and 8 bits are there")
+            return dropped("kubetune has 4 and 8 bits")
         return carried("fp4" if draft.get(kind) == "fp4" else "4bit")
 
     known = unneeded(f"says which 4 bits {key} means")
     return (
         Row(key, "quantization", {8: "8bit", False: unneeded("not quantised, as here")}, rule),
-        Row(kind, values={"nf4": known, "fp4": known}, other=dropped("nf4 and fp4 are there")),
+        Row(kind, values={"nf4": known, "fp4": known}, other=dropped("kubetune has nf4 and fp4")),
     )
 
 
@@ -127,7 +129,7 @@ def other_optimizer(value: Any, draft: Draft) -> Outcome:
     """Take AdamW for an optimizer that is not there."""
     if not isinstance(value, str):
         draft.refuse_value(draft.at)
-    return near("adamw", f"{value} is not there; choose the learning rate anew for AdamW")
+    return near("adamw", f"kubetune has no {value}; choose the learning rate anew for AdamW")
 
 
 def hub_model(value: Any, _: Draft) -> Outcome:
@@ -157,7 +159,7 @@ def run_name(value: Any, _: Draft) -> Outcome:
 def trackers(value: Any, draft: Draft) -> Outcome:
     """Switch on the trackers of `report_to`, or of verl's loggers `['console', 'wandb']`, each in its own section."""
     wanted = as_list(re.sub(r"[\[\]'\" ]", "", str(value)).lower())
-    outcome = unneeded("no tracker; the log of the run is there in any case")
+    outcome = unneeded("no tracker; the run keeps its log in any case")
     # One key may switch on several: each is a note and a setting of its own, and the last outcome is the key's.
     for name in ("tensorboard", *TRACKERS):
         if name in wanted or (name == "tensorboard" and "all" in wanted):
@@ -166,7 +168,9 @@ def trackers(value: Any, draft: Draft) -> Outcome:
     known = ("tensorboard", *TRACKERS, "none", "all", "false", "console", "file")
     others = ", ".join(name for name in wanted if name not in known)
     if others:
-        return dropped(f"{others} is not there; TensorBoard, {', '.join(TRACKERS)} are (tracking)")
+        return dropped(
+            f"kubetune has no {others}; it has TensorBoard, {', '.join(TRACKERS)} (tracking)"
+        )
     return outcome
 
 
@@ -193,16 +197,16 @@ def packing(value: Any, draft: Draft) -> Outcome:
         return carried(False)
     path = "training.global_batch_tokens"
     draft.assume(path, "packed", f"{draft.tool.name} counts packed rows, not samples")
-    draft.comments[path] = "full rows of data.max_length are counted, as there"
+    draft.comments[path] = "full rows of data.max_length are counted, as in the file"
     return carried(
-        True, f"data.packing: true, and {path}: packed; a step holds as many tokens as there"
+        True, f"data.packing: true, and {path}: packed; a step holds as many tokens as the tool's"
     )
 
 
 def reference(value: Any, draft: Draft) -> Outcome:
     """Take a model or config that is the base itself; drop any other."""
     if value in [draft.get(key) for key in MODELS]:
-        return unneeded("the same model, here too")
+        return unneeded("the same model")
     return dropped("the reference is the model before training; no other model can be named")
 
 
@@ -253,13 +257,13 @@ TRAINING = Table(
     },
     rows=[
         Row("dtype torch_dtype", "model.dtype", {name: name for name in ("auto", "bfloat16", "float16", "float32")},
-            dropped("auto, bfloat16, float16 and float32 are there")),
+            dropped("kubetune has auto, bfloat16, float16 and float32")),
         Row("max_steps", "training.max_steps", dict.fromkeys((-1, 0), unneeded("off: epochs decide"))),
         Row("save_total_limit", "training.save_total_limit",
-            other=numbers(int, near(1000, "all are kept there; the newest thousand here"))),
+            other=numbers(int, near(1000, "the tool keeps all, kubetune the newest thousand"))),
         switch("use_cpu no_cuda", "compute.gpus_per_node", 0),
-        Row("logging_steps", "training.logging_steps", {0: dropped("expected a number above 0; every 10 steps here")},
-            numbers(int, near(10, "a share of all steps there, a number of steps here"))),
+        Row("logging_steps", "training.logging_steps", {0: dropped("expected 1 or more; kubetune logs every 10 steps")},
+            numbers(int, near(10, "a share of all steps in the tool, a number of steps in kubetune"))),
         every("eval"),
         every("save"),
         strategy("save_strategy", "training.save_steps", "the last step is saved, and each epoch's,"),
@@ -294,10 +298,10 @@ TRAINING = Table(
         "average_tokens_across_devices": ("one divisor for the whole global batch", True),
         "do_train": ("a run trains; see `kubetune evaluate`", True),
         "streaming dataset_streaming": ("data are prepared once, into files that need no memory", False),
-        "use_swanlab use_comet": ("not there; others are (tracking)", False),
+        "use_swanlab use_comet": ("kubetune has other trackers (tracking)", False),
         "wandb_run_id": "a run's id follows from its directory, so that each start goes on with it",
         "wandb_watch WANDB_WATCH": ("gradients and weights are not sent; their norm is", False),
-        "label_smoothing_factor": ("label smoothing is not there", 0),
+        "label_smoothing_factor": ("kubetune has no label smoothing", 0),
         "auto_find_batch_size": ("`kubetune plan` and training.preflight say what fits", False),
         "data_seed": "training.seed decides the order of the data too",
         "dataloader_drop_last": ("the last step of an epoch takes the samples that are left", False),
