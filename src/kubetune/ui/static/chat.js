@@ -17,7 +17,7 @@ const start = () => {
   const open = () => {
     if (here) return;
     here = new EventSource(`/chat/stay?${dirs.map((name) => `dir=${encodeURIComponent(name)}`).join("&")}`);
-    for (const side of sides) side.state.textContent = "loading the model; what you send waits for it";
+    for (const side of sides) side.state.textContent = "loading; what you send waits for it";
     here.addEventListener("model", (event) => {
       const model = JSON.parse(event.data);
       for (const side of sides.filter((other) => other.dir === dirs[model.side])) {
