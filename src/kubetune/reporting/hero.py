@@ -6,40 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kubetune.base.humanize import counted, duration, number, share, short
-from kubetune.config.metric_names import full_name, is_greater_better, is_share
+from kubetune.config.metric_names import full_name, is_greater_better
 from kubetune.reporting import cards
 from kubetune.reporting.beside.classes import Classes, classes_of
 from kubetune.reporting.beside.kept_answers import answers_so_far
+from kubetune.reporting.beside.point_curve import STEP_MEASURES, curve, curve_of_point
 from kubetune.reporting.beside.teacher import of_teacher
 from kubetune.reporting.beside.underway import Fact, underway
-from kubetune.reporting.chart import Chart, Line
+from kubetune.reporting.chart import Chart
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import Measured, before_and_after, measure, point, sureness
-from kubetune.reporting.reading import POINTS, RunRecord
+from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.rendering import turns
-from kubetune.reporting.run_charts import column
-from kubetune.reporting.series import Series
 
-# What stands beside the point, where an evaluation has it.
+# Metrics that are shown next to the point if an evaluation has them.
 _BESIDE = (
     "reward_std", "reward", "exact_match", "divergence", "margin", "f1_macro", "accuracy", "loss"
 )  # fmt: skip
 _MOST_BESIDE = 2
 TRAINING_LOSS = "training loss"
-# Measures of steps that a run without evaluations is about.
-_OF_STEPS = ("reward", "divergence", "accuracy", "loss")
 _BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
-
-# Charts of a task besides its point, by the beginnings of their names. Others are folded.
-_CHARTS = {
-    "preference": ("accuracy", "margin", "rewards", "loss", "logp"),
-    "reward_model": ("accuracy", "margin", "rewards", "loss", "scores", "score-"),
-    "distill": ("divergence", "agreement", "cross-entropy", "scores", "score-", "length"),
-    "grpo": ("reward", "functions", "groups", "length", "scores", "score-"),
-    "sequence_classification": ("accuracy", "loss", "scores", "score-"),
-}
-_OTHERWISE = ("loss", "scores", "score-", "sources", "rate", "norm")
-MOST_CHARTS = 4
 
 
 @dataclass(frozen=True)
@@ -47,10 +33,10 @@ class Value:
     """A number, with what it was before."""
 
     label: str
-    before: str  # "" where it is not known
+    before: str  # "" if it is not known
     after: str
     is_worse: bool = False
-    sure: str = ""  # its interval, where it has one
+    sure: str = ""  # its interval, if it has one
 
 
 @dataclass(frozen=True)
@@ -65,7 +51,7 @@ class Hero:
     # Of an answer that got better: what was asked, before, after.
     example: Sequence[tuple[str, str]] = ()
     scale: Mapping[str, int] | None = None  # where a share lies between 0 and 100
-    # What a share is measured by, such as what one gets who has learned nothing: where it lies on that scale, what it is.
+    # A mark to compare the share with, such as guessing: its place on the scale in per cent, and its label.
     guess: tuple[int, str] | None = None
     classes: Classes | None = None
     underway: Sequence[Fact] = ()  # of a run that is not done
@@ -73,7 +59,7 @@ class Hero:
 
 def hero(run: RunRecord) -> Hero | None:
     """Return the point of a run, or None if it has neither an evaluation nor a step."""
-    shown = _hero(run)
+    shown = _measured(run)
     facts = underway(run)
     if shown is None or not facts:
         return shown
@@ -81,14 +67,19 @@ def hero(run: RunRecord) -> Hero | None:
     return replace(shown, underway=facts, example=shown.example or answers_so_far(run))
 
 
-def _hero(run: RunRecord) -> Hero | None:
-    """Return the point of a run, without what is before it."""
-    shown = point(run)
-    # What the model was before training says nothing of a run that has not been evaluated since.
-    if shown is None or not shown.step:
-        of_steps = _of_steps(run, shown)
-        if of_steps is not None or shown is None:
-            return of_steps
+def _measured(run: RunRecord) -> Hero | None:
+    """Return the point of a run by its evaluations; by its steps if only the model before training was evaluated."""
+    measured = point(run)
+    if measured is not None and measured.step:
+        return _by_evaluation(run, measured)
+    by_steps = _by_steps(run, measured)
+    if by_steps is None and measured is not None:
+        return _by_evaluation(run, measured)
+    return by_steps
+
+
+def _by_evaluation(run: RunRecord, shown: Measured) -> Hero:
+    """Return the point of a run as its evaluations measured it."""
     before, after = shown.texts
     taught = of_teacher(run, shown.name)
     yardstick = None
@@ -99,7 +90,7 @@ def _hero(run: RunRecord) -> Hero | None:
         sure=sureness(run, shown),
         is_worse=shown.is_worse,
         beside=_beside(run, shown),
-        curve=_with_teacher(_with_best(_best_curve(run, shown.name), shown), taught),
+        curve=curve_of_point(run, shown, taught),
         example=_example(run, shown.name),
         scale=shown.on_scale,
         guess=yardstick,
@@ -121,27 +112,10 @@ def _beside(run: RunRecord, shown: Measured) -> list[Value]:
 
 
 def _yardstick(run: RunRecord, name: str, taught: float | None) -> tuple[int, str] | None:
-    """Return what a share is measured by: that of the teacher, else what needs no learning."""
+    """Return the mark to compare a share with: the teacher's share, else the share that needs no learning."""
     if taught is not None:
         return round(100 * taught), f"teacher {share(taught)}"
     return _guess(run, name)
-
-
-def _with_best(drawn: Chart | None, shown: Measured) -> Chart | None:
-    """Return the curve of the point with a mark at the checkpoint that its user gets."""
-    if drawn is None or full_name(drawn.name) != shown.name:
-        return drawn
-    best = Series([shown.step], [shown.after])
-    return replace(drawn, lines=[*drawn.lines, Line("best checkpoint", best, 2, kind="points")])
-
-
-def _with_teacher(drawn: Chart | None, taught: float | None) -> Chart | None:
-    """Return a curve with what the teacher reaches as a level line."""
-    if drawn is None or taught is None:
-        return drawn
-    steps = drawn.lines[0].series.steps
-    level = Series([steps[0], steps[-1]], [taught, taught])
-    return replace(drawn, lines=[*drawn.lines, Line("teacher", level, 1, dash=1)])
 
 
 def _guess(run: RunRecord, name: str) -> tuple[int, str] | None:
@@ -189,12 +163,12 @@ def _label(run: RunRecord, shown: Measured) -> str:
     return shown.label
 
 
-def _of_steps(run: RunRecord, before: Measured | None) -> Hero | None:
+def _by_steps(run: RunRecord, before: Measured | None) -> Hero | None:
     """Return the point of a run by its steps: reward, divergence, accuracy or loss in the first and the last of them.
 
     `before`: what was measured before training.
     """
-    for key in _OF_STEPS:
+    for key in STEP_MEASURES:
         ends = _ends(run, key)
         if ends is None:
             continue
@@ -262,50 +236,6 @@ def _value(name: str, before: float | None, after: float) -> Value:
     return Value(label_of(name), *before_and_after(name, before, after))
 
 
-def _best_curve(run: RunRecord, name: str) -> Chart | None:
-    """Return the curve of the point, or one of the steps while there are too few evaluations for it."""
-    of_point = curve(run, name)
-    if of_point is not None and (len(of_point.lines) > 1 or _are_enough(run, name)):
-        return of_point
-    for key in _OF_STEPS:
-        of_steps = curve(run, key)
-        if of_steps is not None:
-            return of_steps
-    return of_point
-
-
-def _are_enough(run: RunRecord, name: str) -> bool:
-    """True if a metric was evaluated often enough for a curve."""
-    evaluations = column(run.measurements, full_name(name), POINTS)
-    if not evaluations:
-        return False
-    is_done = run.exit_status is not None and run.exit_status.state == "done"
-    # Two points of a run that goes on, or died, would be a line that nobody measured.
-    return _points(evaluations) >= (2 if is_done else 3)
-
-
-def curve(run: RunRecord, name: str) -> Chart | None:
-    """Return the curve of a metric from step 0; None if it has a single point."""
-    key = name.removeprefix("eval_")
-    lines = []
-    trained = run.numbers.curves.get(key)
-    if trained is not None:
-        lines.append(Line(f"training {label_of(key)}", trained, 0, kind="smooth", band=False))
-    evaluated = column(run.measurements, f"eval_{key}", POINTS)
-    if evaluated is not None:
-        lines.append(Line(f"held-out {label_of(key)}", evaluated, kind="points"))
-    if not lines or max(_points(line.series) for line in lines) < 2:
-        return None
-    unit = "percent" if is_share(key) else "fixed"
-    title = label_of(key)[0].upper() + label_of(key)[1:]
-    return Chart(key, title, unit, lines, axis=title)
-
-
-def _points(series: Series) -> int:
-    """Return how many values of a series there are."""
-    return sum(value is not None for value in series.values)
-
-
 def _example(run: RunRecord, name: str) -> list[tuple[str, str]]:
     """Return an answer that got better, by this metric if one did, else by another."""
     turned = run.verdict.get("turned") or {}
@@ -339,24 +269,3 @@ def facts_line(run: RunRecord, shown: Hero | None) -> list[str]:
     if seconds:
         facts += [f"{duration(seconds)} in steps", f"{number(tokens / seconds)} tokens/s"]
     return facts
-
-
-def in_order(
-    charts: Sequence[Chart], task: str, point: Chart | None
-) -> tuple[list[Chart], list[Chart]]:
-    """Return the charts of a lone run by their weight, the curve of its point first, and those of a single point.
-
-    Those of the task come next; the template folds all but the first `MOST_CHARTS` of them.
-    """
-    single = [chart for chart in charts if max(_points(line.series) for line in chart.lines) < 2]
-    drawn = [chart for chart in charts if chart not in single]
-    ordered = [] if point is None else [point]
-    for beginning in _CHARTS.get(task, _OTHERWISE):
-        for chart in drawn:
-            is_of_task = chart.name == beginning or (
-                beginning.endswith("-") and chart.name.startswith(beginning)
-            )
-            if is_of_task and chart not in ordered:
-                ordered.append(chart)
-    rest = [chart for chart in drawn if chart not in ordered]
-    return [*ordered, *rest], single

@@ -1,4 +1,4 @@
-"""What stands beside the number that a run is about: its classes, its teacher, its answers, and what is before it.
+"""What is shown with the number that a run is about: its curve, classes, teacher, answers, and the progress of the run.
 
 Begin with `underway`. Not for the number itself (reporting/point), nor for how all of it is put together (reporting/hero).
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kubetune.reporting.beside.point_curve import curve, in_order
 from kubetune.reporting.chart import Chart
-from kubetune.reporting.hero import curve, in_order
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import point, sureness
 from kubetune.reporting.run_charts import Runs, labels
