@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -13,7 +13,7 @@ from kubetune import errors
 from kubetune.base.locks import lock
 from kubetune.base.signals import Relay
 from kubetune.config.resolved import resolved
-from kubetune.config.schema import Config, KubernetesConfig
+from kubetune.config.schema import ComputeConfig, Config, KubernetesConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.cluster_connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
@@ -71,11 +71,7 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
     relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS
     recipe = Recipe(load, search, folder, name)
     with lock(folder / LOCK, wait=False), explained(folder):
-        runner: Runner
-        if config.kubernetes is not None and wishes.on_cluster:
-            runner = _cluster(recipe, config.kubernetes, wishes)
-        else:
-            runner = LocalRunner(recipe, slots, config.compute.gpus_per_node)
+        runner = _runner(recipe, config.compute, config.kubernetes, slots, wishes)
         if not (folder / SWEEP).exists():
             write_search(folder, search)
         print_head(folder, search, wishes, runner)
@@ -84,8 +80,20 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         study = Study(folder, search)
         record = read_record(folder)
         write_winner = partial(_write_best, folder, search, record, recipe, config)
+        driver = Driver(
+            folder,
+            search,
+            record,
+            study,
+            runner,
+            total=wishes.trials,
+            budgets=wishes.budgets,
+            asked_to_stop=lambda: relay.stopping,
+            say=partial(print, flush=True),
+            on_new_best=write_winner,
+        )
         try:
-            reason = _drive(folder, search, record, study, runner, wishes, relay, write_winner)
+            reason = _drive(driver, study, runner)
         finally:
             _conclude(folder, search, record, write_winner)
     if reason:
@@ -93,29 +101,8 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
     return errors.PREEMPTED if relay.stopping else errors.OK
 
 
-def _drive(
-    folder: Path,
-    search: Search,
-    record: Record,
-    study: Study,
-    runner: Runner,
-    wishes: Wishes,
-    relay: Relay,
-    write_winner: Callable[[], Path],
-) -> str:
+def _drive(driver: Driver, study: Study, runner: Runner) -> str:
     """Run trials until the search ends. Return why it ended early, or ""."""
-    driver = Driver(
-        folder,
-        search,
-        record,
-        study,
-        runner,
-        total=wishes.trials,
-        budgets=wishes.budgets,
-        asked_to_stop=lambda: relay.stopping,
-        say=lambda text: print(text, flush=True),
-        on_new_best=write_winner,
-    )
     try:
         return driver.drive()
     except EnvironmentFault as fault:
@@ -130,14 +117,23 @@ def _drive(
         study.close()
 
 
-def _cluster(recipe: Recipe, kubernetes: KubernetesConfig, wishes: Wishes) -> Runner:
-    """Return the cluster of the kubeconfig as a runner, with the volumes that all trials share."""
+def _runner(
+    recipe: Recipe,
+    compute: ComputeConfig,
+    kubernetes: KubernetesConfig | None,
+    slots: Sequence[Slot],
+    wishes: Wishes,
+) -> Runner:
+    """Return what runs trials: this machine, or the cluster of the kubeconfig with the volumes that all share."""
+    if not wishes.on_cluster:
+        return LocalRunner(recipe, slots, compute.gpus_per_node)
+
     from kubetune.library.sweep import trials_there
     from kubetune.library.sweep.remote import ClusterRunner
 
+    assert kubernetes is not None
     cluster = open_cluster(kubernetes.namespace)
-    slots = wishes.parallel or min(_AT_ONCE, wishes.trials)
-    runner = ClusterRunner(recipe, cluster, slots)
+    runner = ClusterRunner(recipe, cluster, wishes.parallel or min(_AT_ONCE, wishes.trials))
     shared = trials_there.make_claims(cluster, recipe, kubernetes.storage)
     if shared:
         print(f"{'volumes':<10} {', '.join(shared)}, shared by all trials")
