@@ -26,7 +26,7 @@ from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.reporting.look.style import style
 from kubetune.ui import cluster, data, live, rollouts_page, run_commands, run_pages, sweeps
 from kubetune.ui.chat import chat_page as chat
-from kubetune.ui.form import at_hand, look, new_run
+from kubetune.ui.form import at_hand, look, new_run, starts
 from kubetune.ui.log_file import log_file
 from kubetune.ui.result import pages as results
 from kubetune.ui.security import Guard
@@ -70,8 +70,8 @@ _PAGES = (  # and what they ask for
     Route("/new/at-hand", at_hand.at_hand),
     Route("/new/look", look.look, methods=["POST"]),
     Route("/new/plan", new_run.plan, methods=["POST"]),
-    Route("/new/start", new_run.start, methods=["POST"]),
-    Route("/new/demo", new_run.demo, methods=["POST"]),
+    Route("/new/start", starts.start, methods=["POST"]),
+    Route("/new/demo", starts.demo, methods=["POST"]),
     Route("/new/job", run_commands.job),
     Route("/run/result", results.result),
     Route("/run/result/command", results.command, methods=["POST"]),
@@ -80,7 +80,7 @@ _PAGES = (  # and what they ask for
     Route("/run/stop", run_commands.stop, methods=["POST"]),
     Route("/run/label", run_commands.label, methods=["POST"]),
     Route("/run/delete", run_commands.delete, methods=["POST"]),
-    Route("/run/mend", new_run.mend, methods=["POST"]),
+    Route("/run/mend", starts.mend, methods=["POST"]),
     Route("/run/continue", run_commands.go_on, methods=["POST"]),
     Route("/rollouts", rollouts_page.rollouts),
     Route("/chat", chat.chat),
