@@ -22,6 +22,7 @@ from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.record_values import is_word_for_none
 from kubetune.data.text.encode import Encoded
+from kubetune.data.text.row_notes import RowNote
 
 
 def answers_of(example: Example, encoded: Encoded) -> dict[str, int]:
@@ -43,9 +44,9 @@ def has_plain_prompt(example: Example) -> bool:
     return isinstance(parts_of(example)[0], Pair)
 
 
-def flaws_of(example: Example, template: str) -> list[str]:
-    """Return the names, as a tally has them, of what conversations hold that their author hardly meant."""
-    flaws = []
+def flaws_of(example: Example, template: str) -> list[RowNote]:
+    """Return what conversations hold that their author hardly meant."""
+    flaws: list[RowNote] = []
     if any(is_word_for_none(_learned(part)) for part in parts_of(example)):
         flaws.append("answers_missing")
     if isinstance(example, Preference) and example.is_scored_otherwise:

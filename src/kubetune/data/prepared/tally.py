@@ -14,6 +14,7 @@ from kubetune.data.column_words import nowhere
 from kubetune.data.reading.sources import no_records
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
+from kubetune.data.text.row_notes import RowNote
 from kubetune.errors import DataError
 
 # Records that are named, of those that something is reported about.
@@ -132,7 +133,7 @@ class Tally:
     taken: Counter[str] = field(default_factory=Counter)
     places: Places = field(default_factory=Places)
 
-    def count(self, what: str, record: int, number: int = 1) -> None:
+    def count(self, what: RowNote, record: int, number: int = 1) -> None:
         """Count `number` more of a kind, and keep the record as one of the kind's places."""
         if number:
             setattr(self, what, getattr(self, what) + number)

@@ -16,8 +16,9 @@ from typing import Final, Literal, Protocol
 
 from kubetune.data.reading.examples import Chat, Example, Pair, Text
 from kubetune.data.reading.images import ImageRef
+from kubetune.data.text.row_notes import RowNote
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.text.turns.template import Note, Rendered
+from kubetune.data.text.turns.template import Rendered
 from kubetune.data.text.turns.tokens import Placed, TokenFinder
 
 TrainOn = Literal["assistant", "all"]
@@ -38,11 +39,11 @@ class Encoded:
     # Token types of a labelled text, none of whose tokens is a label.
     segments: list[int] = field(default_factory=list)
     # What to count about it once.
-    notes: frozenset[Note] = frozenset()
+    notes: frozenset[RowNote] = frozenset()
     # In the order of their tokens.
     images: tuple[ImageRef, ...] = ()
     # What to count about each of them, as `image_processor.Seen` has it.
-    image_notes: tuple[str, ...] = ()
+    image_notes: tuple[RowNote, ...] = ()
     # Where the second sequence of a pair begins; 0 for one sequence.
     split: int = 0
 
@@ -236,7 +237,7 @@ class Encoder:
         trains_before = self.trains_all or isinstance(example, Text)
         trained = [trains_before] * len(before) + [True] * len(after)
         trained[0] = False
-        notes: frozenset[Note] = frozenset()
+        notes: frozenset[RowNote] = frozenset()
         if isinstance(example, Pair) and not before:
             notes = frozenset(("first_not_trained",))
         return Encoded([*before, *after], trained, notes=notes)

@@ -16,6 +16,7 @@ from kubetune.data.reading.images import ImageRef
 from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.encode import Encoded, Encoder
+from kubetune.data.text.row_notes import RowNote
 from kubetune.data.text.turns.marks import IMAGE_MARK
 from kubetune.data.text.turns.writer import IMAGE_TEXTS
 from kubetune.data.vision.image_processor import ImageProcessor, Seen
@@ -191,7 +192,7 @@ class VisionEncoder:
         images = example.images if isinstance(example, Chat) else ()
         runs: list[int] = []
         refs: list[ImageRef] = []
-        notes: list[str] = []
+        notes: list[RowNote] = []
         for path, image in zip(images, self._see(images), strict=True):
             # An image may be several runs of its token, such as rows of a grid.
             runs += image.runs

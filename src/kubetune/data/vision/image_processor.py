@@ -24,6 +24,7 @@ from kubetune.config.starting_values import VISION_MODEL
 from kubetune.data.reading import hub
 from kubetune.data.reading.images import FORMATS, ImageFacts, ImageRef, pillow, verify_image
 from kubetune.data.spec import DataSpec
+from kubetune.data.text.row_notes import RowNote
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.data.vision.whole_processor import WholeProcessor
@@ -60,7 +61,7 @@ class Seen(NamedTuple):
     text: str  # in which each run of the image token is one token
     runs: tuple[int, ...]  # how long these runs are
     crc: int  # CRC-32 of its file
-    notes: tuple[str, ...] = ()  # what is to be counted of it: names of fields of `tally.Tally`
+    notes: tuple[RowNote, ...] = ()  # to be counted of it
 
 
 @dataclass(frozen=True)
@@ -204,8 +205,8 @@ class ImageProcessor:
 
         return seen
 
-    def _notes(self, facts: ImageFacts, tokens: int) -> tuple[str, ...]:
-        notes = []
+    def _notes(self, facts: ImageFacts, tokens: int) -> tuple[RowNote, ...]:
+        notes: list[RowNote] = []
         if self.is_grid and tokens > self._vision.image_max_tokens:
             notes.append("images_above_budget")
         if facts.is_animated:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from kubetune.data.text.row_notes import RowNote
 from kubetune.data.text.turns.marks import Message, Part, Rendering, mark_texts, not_written
 from kubetune.data.text.turns.sandbox import (
     marks_generation,
@@ -31,32 +32,13 @@ CHATML: Final = """\
 _MOST_SPACE: Final = 80
 
 
-# What is noted about a row, by the names under which data/prepared/pipeline.py counts it:
-Note = Literal[
-    # The chat template left reasoning out, as Qwen3's does before the last question.
-    "reasoning_dropped",
-    # A trained answer begins elsewhere than where the generation prompt ends, which may open a thought.
-    "unlike_prompt",
-    # The chat template writes a text before a call after the call's result.
-    "text_moved",
-    # The chat template writes a trained answer differently from the data.
-    "rewrites_answer",
-    # The prompt of a trained answer has other ids when it stands alone: a token lies across its end.
-    "begins_inside_token",
-    # Nothing predicts the first token of the answer, since it is the first of the row.
-    "first_not_trained",
-    # Neither an end of the turn nor a token that ends one is after a trained answer.
-    "open_answers",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A conversation as text, and the trained spans in it."""
 
     text: str
     spans: list[Span]
-    notes: frozenset[Note] = frozenset()
+    notes: frozenset[RowNote] = frozenset()
 
 
 class ChatTemplate:
@@ -147,7 +129,7 @@ class ChatTemplate:
             for turn in trained:
                 answers += [(turn, span) for span in self._find_turn(rendering, turn)]
 
-        notes: set[Note] = set()
+        notes: set[RowNote] = set()
         if absent:
             notes.add("reasoning_dropped")
         if self._is_unlike_prompt(text, answers, messages, tools):
