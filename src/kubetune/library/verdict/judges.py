@@ -1,4 +1,7 @@
-"""What judges answers: metrics, rewards, and the models that rewards or a distillation name. No code of theirs is run."""
+"""Refuse judges of answers that cannot work: metrics, rewards, and models that rewards or a distillation name.
+
+No code of theirs is run.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kubetune.config.code_files import (
+    CodeFile,
     read_code,
     require_answers,
     require_functions,
@@ -52,29 +56,29 @@ def require_rewards(rewards: Sequence[RewardConfig]) -> None:
     """Raise ConfigError or MissingExtra for rewards that cannot be loaded, or are no rewards. No code of theirs is run."""
     if not rewards:
         return
+    from kubetune.scoring.rewards.built_in import reward_of
     from kubetune.scoring.rewards.pool import with_absolute_file
 
     for number, reward in enumerate(rewards):
         reward = with_absolute_file(reward)
-        if reward.is_model:
-            continue
-        if not reward.is_code:
-            from kubetune.scoring.rewards.built_in import reward_of
-
+        if reward.file is not None and reward.function is not None:
+            code = read_code(f"rewards[{number}]", Path(reward.file))
+            _require_own_reward(code, reward.function)
+        elif not reward.is_model:
             reward_of(reward)
-            continue
-        assert reward.file is not None
-        assert reward.function is not None
-        code = read_code(f"rewards[{number}]", Path(reward.file))
-        require_functions(code, [reward.function])
-        require_imports(code)
-        signature = signature_of(code, reward.function)
-        try:
-            if signature is not None:
-                columns_of(signature, f"{code.path}: {reward.function}")
-        except ValueError as error:
-            raise ConfigError(f"rewards: {error}") from None
-        require_answers(code, reward.function, may_wait=True)
+
+
+def _require_own_reward(code: CodeFile, function: str) -> None:
+    """Raise ConfigError for a function that is not in its file, or cannot be called as rewards are."""
+    require_functions(code, [function])
+    require_imports(code)
+    signature = signature_of(code, function)
+    try:
+        if signature is not None:
+            columns_of(signature, f"{code.path}: {function}")
+    except ValueError as error:
+        raise ConfigError(f"rewards: {error}") from None
+    require_answers(code, function, may_wait=True)
 
 
 def require_named_models(config: Config, environ: Mapping[str, str], *, here: bool) -> None:
