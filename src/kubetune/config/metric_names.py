@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, assert_never
 
+# The values of `task` in a run file.
+RunTask = Literal[
+    "causal_lm",
+    "sequence_classification",
+    "vision_language",
+    "preference",
+    "reward_model",
+    "grpo",
+    "distill",
+]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 # Metrics that tasks/classification_metrics.py computes, by problem. `f1` exists for two classes only.
@@ -124,25 +134,30 @@ def full_name(metric: Any) -> Any:
     return f"eval_{metric}"
 
 
-def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[str, ...]:
+def metrics_of(task: RunTask, problem_type: str, *, judged: bool = False) -> tuple[str, ...]:
     """Return all metrics that evaluations of this task may have.
 
     A classifier with `problem_type: auto` may have those of every problem: its data decide later. `judged`: answers are
     judged one by one (KTO), not compared in pairs.
     """
-    if task in ("preference", "reward_model"):
-        measures = PREFERENCE_MEASURES if task == "preference" else REWARD_MEASURES
-        return ("eval_loss", *(f"eval_{name}" for name in measures if judged or name != "kl"))
-    if task == "distill":
-        return (*LANGUAGE_METRICS, "eval_divergence")
-    # causal_lm and vision_language
-    if task != "sequence_classification":
-        return LANGUAGE_METRICS
-    names: dict[str, None] = {}  # an ordered set
-    for problem, metrics in CLASSIFIER_METRICS.items():
-        if problem_type in ("auto", problem):
-            names |= dict.fromkeys(f"eval_{metric}" for metric in metrics.split())
-    return tuple(names)
+    match task:
+        case "causal_lm" | "vision_language" | "grpo":
+            return LANGUAGE_METRICS
+        case "distill":
+            return (*LANGUAGE_METRICS, "eval_divergence")
+        case "preference":
+            measures = [name for name in PREFERENCE_MEASURES if judged or name != "kl"]
+            return ("eval_loss", *(f"eval_{name}" for name in measures))
+        case "reward_model":
+            return ("eval_loss", *(f"eval_{name}" for name in REWARD_MEASURES))
+        case "sequence_classification":
+            names: dict[str, None] = {}  # an ordered set
+            for problem, metrics in CLASSIFIER_METRICS.items():
+                if problem_type in ("auto", problem):
+                    names |= dict.fromkeys(f"eval_{metric}" for metric in metrics.split())
+            return tuple(names)
+        case unknown:
+            assert_never(unknown)
 
 
 def is_greater_better(metric: str) -> bool:

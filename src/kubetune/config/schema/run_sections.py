@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
 
+from kubetune.config.metric_names import RunTask
 from kubetune.config.schema.base import Section, renamed, switched
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.config.schema.compute import ComputeConfig
@@ -76,15 +77,7 @@ class RunSections(Section):
     name: RunName | None = Field(
         None, description="Name of the run: at most 40 lower case letters, digits and dashes."
     )
-    task: Literal[
-        "causal_lm",
-        "sequence_classification",
-        "vision_language",
-        "preference",
-        "reward_model",
-        "grpo",
-        "distill",
-    ] = Field(
+    task: RunTask = Field(
         "causal_lm",
         description="What the model learns: to write, to classify, to write about images, to prefer one answer to "
         "another, to score answers, to write what is rewarded, or what a teacher would write.",

@@ -73,7 +73,7 @@ def _metric(value: Any, draft: Draft) -> Outcome:
     """Carry the metric by which the best checkpoint is chosen."""
     name = full_name(_METRICS.get(str(value).removeprefix("eval_")))
     is_judged = "kto" in (draft.command, *map(draft.get, ("rl", "rlhf_type", "stage")))
-    if name in metrics_of(draft.ours("task"), "auto", judged=is_judged):
+    if name in metrics_of(draft.ours("task", "causal_lm"), "auto", judged=is_judged):
         return carried(name)
     return dropped(f"evaluations have no {value}; see training.metric_for_best_model")
 
