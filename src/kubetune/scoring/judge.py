@@ -238,11 +238,11 @@ def _remarks_on_references(
         first = f"the first is row {rows[0]}, {shortened(texts[rows[0]])!r}"
         if len(rows) == len(texts):
             raise errors.ConfigError(
-                f"evaluation.generate.metric: {name} finds no {TARGETS[name]} in any of the {len(rows):,} references "
+                f"evaluation.generate.metric: {name} finds no {TARGETS[name].title} in any of the {len(rows):,} references "
                 f"({first}), so every answer would count as wrong; take another metric, or other evaluation data"
             )
         remark = (
-            f"{name} finds no {TARGETS[name]} in {len(rows):,} of {counted(len(texts), 'reference')} ({first}); every "
+            f"{name} finds no {TARGETS[name].title} in {len(rows):,} of {counted(len(texts), 'reference')} ({first}); every "
             "answer to these counts as wrong"
         )
         remarks.append(remark)

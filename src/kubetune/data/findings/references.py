@@ -27,7 +27,7 @@ from kubetune.data.reading.formats import convert
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.taken import read_taken
-from kubetune.data.text.answer_targets import MATHEMATICS, TARGETS, lacks_target, last_answer
+from kubetune.data.text.answer_targets import TARGETS, lacks_target, last_answer
 from kubetune.data.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class References:
 
         for name in self._waiting:
             sentence = (
-                f"evaluation.generate.metric: {name} finds no {TARGETS[name]} in any of the {self._number:,} "
+                f"evaluation.generate.metric: {name} finds no {TARGETS[name].title} in any of the {self._number:,} "
                 "references of eval, so every answer would count as wrong"
             )
             advice = "Take another metric, or other evaluation data"
@@ -235,12 +235,9 @@ def lacks_answers(path: str, reward: RewardConfig) -> str:
 
 def lacks_targets(path: str, reward: RewardConfig) -> str:
     """Return the sentence about data of which no right answer holds what a reward compares. `path`: of the data."""
-    targets = {
-        **TARGETS,
-        "label": "word of its labels",
-        **dict.fromkeys(MATHEMATICS, "formula or number"),
-    }
-    target = targets[reward.title]
+    target = TARGETS[reward.title].title
+    if reward.title == "label":
+        target = "word of its labels"
     return (
         f"{path}: reward {reward.title} finds no {target} in any right answer, so every answer would be rewarded alike; "
         "take another reward, or name the column that holds it by `column` in the reward"
@@ -249,7 +246,7 @@ def lacks_targets(path: str, reward: RewardConfig) -> str:
 
 def _lacks_target(reward: RewardConfig, answer: str) -> bool:
     """True if a right answer lacks what a reward compares with: a number, a label word, JSON."""
-    if reward.is_code:
+    if reward.is_code or reward.title not in TARGETS:
         return False
     labels = reward.settings.get("labels", ())
     assert isinstance(labels, tuple)

@@ -8,21 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from kubetune.data.text.numbers import read_number
 from kubetune.data.text.words import UNSPACED, folded
 
-# Measures that compare with something in a reference, which may lack it -> what that is, in words.
-TARGETS: Final = {
-    "numeric": "number",
-    "label": "word of evaluation.generate.labels",
-    "json_equal": "JSON",
-}
-
-# Rewards that read formulas and numbers of a solution, by math_verify.
-MATHEMATICS: Final = ("accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward")
 # Without any of these math_verify reads nothing: a digit, or what marks a formula of LaTeX.
 _MATHEMATICAL: Final = re.compile(r"\d|\$|\\[\[(]|\\boxed|\\begin")
 
@@ -102,19 +93,31 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-def lacks_target(
-    name: str,
-    reference: str,
-    labels: Sequence[str],
-) -> bool:
-    """True if a measure compares with something that this reference lacks, so that every answer would be wrong."""
-    reference = without_thoughts(reference)
-    if name == "numeric":
-        return read_number(reference) is None
-    if name == "label":
-        return label_pattern(labels).search(normalised(reference)) is None
-    if name == "json_equal":
-        return parse_json(reference) is INVALID
-    if name in MATHEMATICS:
-        return _MATHEMATICAL.search(reference) is None
-    return False
+class Target(NamedTuple):
+    """Something in a reference that a measure or a reward compares with."""
+
+    title: str
+    is_in: Callable[[str, Sequence[str]], bool]  # of the reference and the words of `label`
+
+
+_FORMULA: Final = Target(
+    "formula or number", lambda text, _: _MATHEMATICAL.search(text) is not None
+)
+# The measures and rewards whose target a reference may lack. Others compare with any reference.
+TARGETS: Final[Mapping[str, Target]] = {
+    "numeric": Target("number", lambda text, _: read_number(text) is not None),
+    "label": Target(
+        "word of evaluation.generate.labels",
+        lambda text, labels: label_pattern(labels).search(normalised(text)) is not None,
+    ),
+    "json_equal": Target("JSON", lambda text, _: parse_json(text) is not INVALID),
+    # They read a solution by math_verify.
+    "accuracy_reward": _FORMULA,
+    "reasoning_accuracy_reward": _FORMULA,
+    "get_cosine_scaled_reward": _FORMULA,
+}
+
+
+def lacks_target(name: str, reference: str, labels: Sequence[str]) -> bool:
+    """True if a reference lacks what a measure of TARGETS compares with, so that every answer would be wrong."""
+    return not TARGETS[name].is_in(without_thoughts(reference), labels)
