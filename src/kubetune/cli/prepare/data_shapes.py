@@ -1,4 +1,4 @@
-"""`kubetune data check` of data without a model: of which kind the records are, and what nothing reads."""
+"""`kubetune data check` of data without a model: the kinds of the records, and the columns that nothing reads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from kubetune.base.humanize import counted, shell_word, unused_keys, visible
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer
 from kubetune.cli.program import program
-from kubetune.errors import (
-    ConfigError,
-    DataError,
-)
+from kubetune.errors import ConfigError, DataError
 from kubetune.supervisor.command_line import columns_of
 
 if TYPE_CHECKING:
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
-    """Check of which kind the records of a source are, without looking at tokens."""
+    """Return the kinds of the records of a source, and what is wrong with them. Tokens are not looked at."""
     from kubetune.config.schema import SourceConfig
     from kubetune.data.findings.group_findings import of_names
     from kubetune.data.inspect.shapes import check_shapes
@@ -39,43 +36,30 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
             f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out"
         )
 
-    # With --json every problem is kept, else as many as are shown.
     source = SourceConfig(path=args.target, columns=columns_of(args.columns or ()))
     require_hub_data({"train": [source]}, os.environ)
-    most_problems: int | None = SHOWN
-    if args.json:
-        most_problems = None
+    # With --json every problem is kept, else as many as are shown.
     with busy("reading records"):
-        shapes = check_shapes(source, keep=most_problems)
-    problems = shapes.problems
-    kinds = shapes.kinds
+        shapes = check_shapes(source, keep=None if args.json else SHOWN)
     # Image files in a folder are data if records name images.
-    has_images = any("images" in kind for kind in kinds)
+    has_images = any("images" in kind for kind in shapes.kinds)
     files_not_read = not_read([source], images=has_images)
-
-    records = sum(kinds.values())
-    columns = list(left_out(shapes.columns.to_json(records), source.path))
+    facts_of_columns = shapes.columns.to_json(shapes.kinds.total())
+    columns = list(left_out(facts_of_columns, source.path))
+    named = list(of_names([source]))
+    error = _error_of(shapes, named, args.target)
 
     def show() -> None:
         _show_shapes(shapes, columns, files_not_read, named, console)
-        if kinds and not problems.total and not refused:
+        if error is None:
             show_next(args)
 
-    named = list(of_names([source]))
-    refused = [finding.line for finding in named if finding.severity == "error"]
-
-    error = None
-    if problems.total:
-        error = problems.error()
-    elif refused:
-        error = DataError(refused)
-    elif not kinds:
-        error = DataError(f"{args.target} holds no records. Nothing was written.")
+    problems = shapes.problems
     facts = {
         "ok": error is None,
-        "records": kinds,
+        "records": shapes.kinds,
         "unused_keys": shapes.unused,
-        "unused_columns": shapes.columns.to_json(records),
+        "unused_columns": facts_of_columns,
         "taken": shapes.readings,
         "files_not_read": files_not_read,
         "findings": [finding.to_json() for finding in named],
@@ -86,6 +70,18 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
     return Answer(facts, show, error=error)
 
 
+def _error_of(shapes: Shapes, named: Sequence[Finding], path: str) -> DataError | None:
+    """Return why records cannot be used: bad ones, names of files that call answers bad, or none at all."""
+    if shapes.problems.total:
+        return shapes.problems.error()
+    refused = [finding.line for finding in named if finding.severity == "error"]
+    if refused:
+        return DataError(refused)
+    if not shapes.kinds:
+        return DataError(f"{path} holds no records. Nothing was written.")
+    return None
+
+
 def _show_shapes(
     shapes: Shapes,
     columns: Sequence[LeftOut],
@@ -93,7 +89,7 @@ def _show_shapes(
     named: Sequence[Finding],
     console: Console,
 ) -> None:
-    """Print of which kind records are, and what in them and beside them nothing reads."""
+    """Print the kinds of the records, and the columns and files that nothing reads."""
     for kind, number in shapes.kinds.most_common():
         console.print(f"{counted(number, 'record')} of kind {kind}")
     problems = shapes.problems
