@@ -21,6 +21,7 @@ from kubetune.cli.result import serve_check
 from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import dump
+from kubetune.k8s.manifests.run_spec import Manifest, RunSpec
 from kubetune.plugins.serving import kserve
 from kubetune.plugins.serving.checking import checking_job
 from kubetune.plugins.serving.manifests import (
@@ -212,23 +213,30 @@ def run(args: argparse.Namespace) -> int:
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
 
-    # Manifests go to standard output, everything for people to standard error.
-    if args.to == "-":
+    _write(objects, args.to)
+    _say_how_to_try(spec, serving, args.kserve)
+    return OK
+
+
+def _write(objects: Sequence[Manifest], to: str) -> None:
+    """Write the manifests to standard output (`-`) or to a folder."""
+    if to == "-":
         sys.stdout.write(_HEADER + dump(objects))
-    else:
-        names = write_folder(Path(args.to), objects, [], _HEADER)
-        print(
-            f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}"
-        )
-    if args.kserve:
-        notes = kserve.notes(spec, serving, args.kserve)
+        return
+    names = write_folder(Path(to), objects, [], _HEADER)
+    print(f"kubetune: wrote {len(names)} files to {to}; apply: kubectl apply --server-side -k {to}")
+
+
+def _say_how_to_try(spec: RunSpec, serving: Serving, by_kserve: str | None) -> None:
+    """Print to standard error, since manifests may go to standard output, how to try what is served, and notes."""
+    if by_kserve:
+        notes = kserve.notes(spec, serving, by_kserve)
     else:
         notes = notes_on(spec, serving)
         text = f"\nkubetune: once it is applied, try it:\n{trial(spec, serving)}"
         print(text, file=sys.stderr, end="")
     for note in notes:
         print(f"kubetune: {note}", file=sys.stderr)
-    return OK
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
