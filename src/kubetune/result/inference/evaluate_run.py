@@ -21,8 +21,8 @@ from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.model_spec import ModelSpec
 from kubetune.plan.plan import make_plan
-from kubetune.result.inference.evaluated_data import of_other_data, rows_of, without_rewards
-from kubetune.result.inference.requirements import require_evaluation_data
+from kubetune.result.inference.evaluated_config import data_sections, without_rewards
+from kubetune.result.inference.evaluated_data import rows_of
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.asking import answer, remarks_on_answers
@@ -85,10 +85,7 @@ def evaluate_run(
     has_labels = labels is not None
     if predictions is not None:
         _check_predictions(predictions, data, config.task, run_dir, has_labels=has_labels)
-    if data is not None:
-        changed |= of_other_data(config.data, config.model.path, data, labels)
-    else:
-        require_evaluation_data(config.data, run_dir)
+    changed |= data_sections(config.data, run_dir, config.model.path, data, labels)
     config = config.model_copy(update=changed)
 
     is_other = data is not None

@@ -1,32 +1,35 @@
-"""What `kubetune evaluate` measures on: the run's evaluation data or other data, as rows, with remarks on them."""
+"""The rows that `kubetune evaluate` measures on: the run's evaluation data, or other data, with remarks on them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from kubetune import errors
-from kubetune.config.schema import Config, DataConfig, EvaluationConfig
+from kubetune.config.schema import Config, DataConfig
 from kubetune.data.findings.checked import findings_of
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.spec import DataSpec
-from kubetune.data.text.class_labels import Labels
-from kubetune.result.inference.requirements import other_sources
 from kubetune.rundir import checkpoints
 
 
-def rows_of(
-    config: Config, checkpoint: Path, *, is_other: bool
-) -> tuple[Rows, Rows | None, tuple[str, ...]]:
-    """Return the rows to evaluate on, those that must not be forgotten, and remarks on both.
+class EvaluatedRows(NamedTuple):
+    """Rows to evaluate on."""
 
-    `checkpoint`: what is evaluated. `is_other`: the rows are those of `--data`, which are in the place of `data.train`;
-    nothing else is measured then.
+    rows: Rows
+    forget: Rows | None  # rows of `evaluation.forget`
+    remarks: tuple[str, ...]  # on both
+
+
+def rows_of(config: Config, checkpoint: Path, *, is_other: bool) -> EvaluatedRows:
+    """Return the rows on which a checkpoint is evaluated.
+
+    `is_other`: `--data` names them, and they stand in `data.train`; nothing else is measured then.
     """
     try:
         prepared = prepare(config)
@@ -42,14 +45,14 @@ def rows_of(
     if is_other:
         names = {"train": "--data"}
         findings = find(DataSpec.of(config), prepared.stats, prepared.tokenizer, names=names)
-        return prepared.train, None, _remarks(findings, {"train"})
+        return EvaluatedRows(prepared.train, None, _remarks(findings, {"train"}))
 
     assert prepared.eval is not None
     remarks = _remarks(findings_of(prepared), {"eval", "forget"})
     trained_on = checkpoints.load_state(checkpoint).data_fingerprint
     if trained_on not in ("", prepared.fingerprint):
         remarks = (_of_changed_data(config.data), *remarks)
-    return prepared.eval, prepared.forget, remarks
+    return EvaluatedRows(prepared.eval, prepared.forget, remarks)
 
 
 def _of_changed_data(data: DataConfig) -> str:
@@ -66,36 +69,3 @@ def _of_changed_data(data: DataConfig) -> str:
 def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
     """Return the findings about some splits, in lines."""
     return tuple([finding.line for finding in findings if finding.split in splits])
-
-
-def without_rewards(
-    evaluation: EvaluationConfig, *, has_functions: bool
-) -> tuple[EvaluationConfig, tuple[str, ...]]:
-    """Return an evaluation whose answers no reward of `task: grpo` judges, and a remark if one would.
-
-    Rewards are the run's own code and models, which only its training starts.
-    """
-    generate = evaluation.generate
-    if generate is None or "reward" not in generate.metric:
-        return evaluation, ()
-    metric = tuple(name for name in generate.metric if name != "reward")
-    kept = None
-    if metric or has_functions or evaluation.metrics is not None:
-        kept = generate.model_copy(update={"metric": metric})
-    remark = (
-        "reward is measured only by the evaluations of the training; `kubetune report` shows them"
-    )
-    return evaluation.model_copy(update={"generate": kept}), (remark,)
-
-
-def of_other_data(
-    of_run: DataConfig, model_path: str, data: str, labels: Labels | None
-) -> dict[str, Any]:
-    """Return the sections of the config that `--data` changes."""
-    # Other data take the place of those to train on, which are then the only ones.
-    sources = other_sources(of_run, model_path, data)
-    changed: dict[str, Any] = {"data": of_run.model_copy(update={"train": sources, "eval": None})}
-    if labels is not None:
-        # Other data may lack some of the classes.
-        changed["classification"] = labels.section()
-    return changed
