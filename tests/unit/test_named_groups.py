@@ -13,6 +13,7 @@ from kubetune import cli
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.group_findings import of_names
+from kubetune.data.findings.split_files import located_sources
 from kubetune.data.inspect import known_findings
 from kubetune.data.proposed.by_split import propose_by_split
 from kubetune.data.proposed.proposing import propose
@@ -47,7 +48,7 @@ def folder(*names: str, answers: bool) -> str:
 
 
 def findings(*paths: str) -> list[tuple[str, str]]:
-    named = of_names([SourceConfig(path=path) for path in paths])
+    named = of_names(located_sources([SourceConfig(path=path) for path in paths]))
     return [(finding.severity, finding.line) for finding in named]
 
 

@@ -15,8 +15,9 @@ from kubetune.cli.local.demo import EMBEDDED
 from kubetune.config.load import load_config
 from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.other_splits import other_splits
-from kubetune.data.findings.split_files import missing_parts, named_files, split_of
+from kubetune.data.findings.split_files import located_sources, missing_parts, named_files, split_of
 from kubetune.data.inspect import known_findings
+from kubetune.data.reading.sources import locate
 from kubetune.supervisor.newer_data import written_since
 
 MODEL = str(EMBEDDED / "model")
@@ -156,9 +157,9 @@ output: out
 def test_whoever_names_files_means_them(names: tuple[str, ...], source: str) -> None:
     folder(*names)
     given = SourceConfig(path=source)
-    assert list(other_splits([given])) == []
+    assert list(other_splits(located_sources([given]))) == []
     if "missing" not in source:
-        assert named_files(given) is None
+        assert named_files(locate(given)) is None
 
 
 def test_files_that_were_written_after_a_run_are_known() -> None:
@@ -206,7 +207,7 @@ def test_an_evaluation_that_is_read_in_another_way_is_named(
 
 def test_files_that_no_path_means_alone_are_left_to_the_user() -> None:
     folder("train-a.jsonl", "x/train-b.jsonl", "test.jsonl")
-    [finding] = other_splits([SourceConfig(path="data")])
+    [finding] = other_splits(located_sources([SourceConfig(path="data")]))
     assert finding.advice == "Move them out of it, or name the files to train on"
 
 
@@ -229,7 +230,7 @@ def test_parts_that_are_missing_are_known_by_the_names_of_the_others(
     names: list[str], missing: list[str]
 ) -> None:
     folder(*names)
-    assert missing_parts(SourceConfig(path="data")) == missing
+    assert missing_parts(locate(SourceConfig(path="data")).files) == missing
 
 
 @pytest.mark.parametrize("most", [1_000, 3])

@@ -15,6 +15,7 @@ from kubetune.config.schema.training import TrainingConfig
 from kubetune.config.starting_values import FEWEST_ROWS_OF_A_STEP
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
 from kubetune.data.findings.other_splits import lacking_parts, other_splits
+from kubetune.data.findings.split_files import located_sources
 from kubetune.data.inspect.estimate import is_upper_bound, makes_data
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.k8s.run_names import OUTPUTS, run_name
@@ -40,7 +41,8 @@ def on_data(
     # A plan looks at all rows only where there are few of them.
     if findings is None:
         # Names of files say this of any number of rows.
-        for finding in (*other_splits(data.train), *lacking_parts(data.train, "train")):
+        train = located_sources(data.train)
+        for finding in (*other_splits(train), *lacking_parts(train, "train")):
             yield f"warning: {finding.line}"
         looked = "not looked at"
         if lengths is not None:

@@ -26,6 +26,7 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
     """Return the kinds of the records of a source, and what is wrong with them. Tokens are not looked at."""
     from kubetune.config.schema import SourceConfig
     from kubetune.data.findings.group_findings import of_names
+    from kubetune.data.findings.split_files import located_sources
     from kubetune.data.inspect.shapes import check_shapes
     from kubetune.data.reading.record_problems import SHOWN
     from kubetune.data.reading.sources import not_read, require_hub_data
@@ -46,7 +47,7 @@ def check_shapes_of(args: argparse.Namespace, console: Console) -> Answer:
     files_not_read = not_read([source], images=has_images)
     facts_of_columns = shapes.columns.to_json(shapes.kinds.total())
     columns = list(left_out(facts_of_columns, source.path))
-    named = list(of_names([source]))
+    named = list(of_names(located_sources([source])))
     error = _error_of(shapes, named, args.target)
 
     def show() -> None:

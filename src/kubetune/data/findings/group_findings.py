@@ -14,6 +14,7 @@ from kubetune.base.humanize import shell_word
 from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.finding import Finding, Severity
 from kubetune.data.findings.named_groups import NamedGroups, named_groups
+from kubetune.data.findings.split_files import LocatedSource
 from kubetune.data.reading.examples import Example, Text
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.record_problems import Problems
@@ -28,16 +29,16 @@ _MOST_NAMED: Final = 4
 _OF_CLASSES: Final = frozenset(("label", "labels", "class", "category"))
 
 
-def of_names(sources: Sequence[SourceConfig]) -> Iterator[Finding]:
+def of_names(sources: Sequence[LocatedSource]) -> Iterator[Finding]:
     """Yield what the names of files say of records that are learned one like the other, and what to write.
 
     An error for answers that are called bad, unless each file is named alone: then it is meant.
     """
+    groups = named_groups(sources)
+    if groups is None:
+        return
     try:
-        groups = named_groups(sources)
-        if groups is None:
-            return
-        example = _first(sources[0])
+        example = _first(sources[0].source)
     except DataError:
         return  # whoever reads it says what is wrong
     if example is None:

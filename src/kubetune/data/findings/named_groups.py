@@ -15,10 +15,8 @@ from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
 from kubetune.config.data_files import ending_of
-from kubetune.config.schema import SourceConfig
 from kubetune.data.column_names import words_of_name
-from kubetune.data.findings.split_files import SPLIT_WORDS
-from kubetune.data.reading.sources import locate
+from kubetune.data.findings.split_files import SPLIT_WORDS, LocatedSource
 
 # Words that call answers bad: these beside anything, and these beside a good one. Of a name all other words say
 # nothing: `bad_answers`, not `bad_gateway`. What is safe, helpful or toxic may be the question.
@@ -71,16 +69,16 @@ class NamedGroups(NamedTuple):
         return tuple(sorted((*self.others, *self.bad)))
 
 
-def named_groups(sources: Sequence[SourceConfig]) -> NamedGroups | None:
-    """Return what the names of files say of what is in them; None where they say nothing, or all the same."""
-    files = [file for source in sources for file in locate(source).files]
+def named_groups(sources: Sequence[LocatedSource]) -> NamedGroups | None:
+    """Return what the names of files say of their contents; None if they say nothing, or all the same."""
+    files = [file for source in sources for file in source.located.files]
     if len(files) < 2:
         return None
     parent = Path(os.path.commonpath([file.parent for file in files]))
     paths = [file.relative_to(parent) for file in files]
     endings = {ending_of(file) for file in files}
     folder = ""
-    if len(sources) == 1 and Path(os.path.expanduser(sources[0].path)).is_dir():
+    if len(sources) == 1 and Path(os.path.expanduser(sources[0].source.path)).is_dir():
         folder = os.path.relpath(parent) if parent.is_relative_to(Path.cwd()) else str(parent)
     ending = endings.pop() if len(endings) == 1 else ""
 

@@ -1,4 +1,4 @@
-"""Findings about the files of a run beside each other: trained on by their folder alone, or read in two ways."""
+"""Findings about the files of a run together: trained on by mistake, missing, or read in two ways."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from kubetune.base.humanize import counted, place
 from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.column_words import in_yaml
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.split_files import missing_parts, named_files
-from kubetune.errors import DataError
+from kubetune.data.findings.split_files import LocatedSource, missing_parts, named_files
 
 _MOST_NAMED = 4
 
 
-def other_splits(sources: Sequence[SourceConfig]) -> Iterator[Finding]:
-    """Yield a warning for each source of training whose files are called like those to evaluate on, and what to write."""
-    for source in sources:
-        try:
-            files = named_files(source)
-        except DataError:
-            continue  # whoever reads it says what is wrong
+def other_splits(sources: Sequence[LocatedSource]) -> Iterator[Finding]:
+    """Yield a warning for each source of training that has files named as data to evaluate on, and what to write."""
+    for source, located in sources:
+        files = named_files(located)
         if files is None:
             continue
         named = ", ".join(files.held_out[:_MOST_NAMED])
@@ -38,13 +34,10 @@ def other_splits(sources: Sequence[SourceConfig]) -> Iterator[Finding]:
         )
 
 
-def lacking_parts(sources: Sequence[SourceConfig], split: str) -> Iterator[Finding]:
-    """Yield a warning for each source that lacks files by the names of those that it has."""
-    for source in sources:
-        try:
-            missing = missing_parts(source)
-        except DataError:
-            continue  # whoever reads it says what is wrong
+def lacking_parts(sources: Sequence[LocatedSource], split: str) -> Iterator[Finding]:
+    """Yield a warning for each source that lacks files by the names of the files that it has."""
+    for source, located in sources:
+        missing = missing_parts(located.files)
         if missing:
             named = ", ".join(missing[:_MOST_NAMED])
             if len(missing) > _MOST_NAMED:

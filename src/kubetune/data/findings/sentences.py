@@ -18,6 +18,7 @@ from kubetune.data.findings.group_findings import LEARNS_ALIKE, of_names
 from kubetune.data.findings.labels import LABEL_FINDERS
 from kubetune.data.findings.other_splits import lacking_parts, other_splits, read_otherwise
 from kubetune.data.findings.split_counts import SplitCounts
+from kubetune.data.findings.split_files import located_sources
 from kubetune.data.prepared.tally import require_rows
 from kubetune.data.reading.sources import locate
 from kubetune.data.reading.strict_json import JsonObject
@@ -411,14 +412,15 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
 
 def _named_splits(counts: SplitCounts) -> Iterator[Finding]:
     """Find files that are named as data to evaluate on and trained on, are read in another way, or are missing."""
+    sources = located_sources(counts.sources)
     if counts.split == "train":
-        yield from other_splits(counts.sources)
+        yield from other_splits(sources)
         if counts.task in LEARNS_ALIKE:
-            yield from of_names(counts.sources)
+            yield from of_names(sources)
     if counts.name == "eval":
         yield from read_otherwise(counts.data)
     if counts.split == "train" or not isinstance(counts.data.eval, float):
-        yield from lacking_parts(counts.sources, counts.name)
+        yield from lacking_parts(sources, counts.name)
 
 
 def _mix(counts: SplitCounts) -> Iterator[Finding]:

@@ -9,11 +9,13 @@ import glob
 import os.path
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading.sources import locate
+from kubetune.data.reading.sources import Located, locate
+from kubetune.errors import DataError
 
 SPLIT_WORDS: Final[Mapping[str, frozenset[str]]] = {
     "train": frozenset(("train", "training")),
@@ -25,6 +27,23 @@ SPLIT_WORDS: Final[Mapping[str, frozenset[str]]] = {
 # Digits of the number of a part, and parts that are looked for.
 _FEWEST_DIGITS: Final = 2
 _MOST_PARTS: Final = 100_000
+
+
+class LocatedSource(NamedTuple):
+    """A source with its place."""
+
+    source: SourceConfig
+    located: Located
+
+
+def located_sources(sources: Sequence[SourceConfig]) -> list[LocatedSource]:
+    """Return the sources that can be found. Their files are listed here, once for all findings about names."""
+    found = []
+    for source in sources:
+        # The reader of the others says what is wrong with them.
+        with suppress(DataError):
+            found.append(LocatedSource(source, locate(source)))
+    return found
 
 
 class NamedFiles(NamedTuple):
@@ -84,12 +103,11 @@ def split_of(file: str) -> str:
     return ""
 
 
-def named_files(source: SourceConfig) -> NamedFiles | None:
+def named_files(located: Located) -> NamedFiles | None:
     """Return the files of a source by split; None unless it has some to evaluate on among others.
 
     Whoever names a single file, or a folder of test data alone, means them.
     """
-    located = locate(source)
     if len(located.files) < 2:
         return None
 
@@ -111,12 +129,11 @@ def named_files(source: SourceConfig) -> NamedFiles | None:
 _PART: Final = re.compile(r"(.*?)(\d+)([-_. ]of[-_. ])(\d+)(\D*)")
 
 
-def missing_parts(source: SourceConfig) -> list[str]:
-    """Return the files that a source lacks by the names of the others, below its folder; none for a file alone.
+def missing_parts(files: Sequence[Path]) -> list[str]:
+    """Return the files that a source lacks by the names of the others, below its folder; none for a single file.
 
     train-00000-of-00003.jsonl, train-00002-of-00003.jsonl  →  train-00001-of-00003.jsonl
     """
-    files = locate(source).files
     if len(files) < 2:
         return []
     missing = []

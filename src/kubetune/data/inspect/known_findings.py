@@ -47,6 +47,7 @@ def known_findings(
         return None
     from kubetune.data.findings.group_findings import LEARNS_ALIKE, of_names
     from kubetune.data.findings.sentences import find
+    from kubetune.data.findings.split_files import located_sources
     from kubetune.data.inspect.check import check
     from kubetune.data.prepared.fingerprint import MANIFEST, fingerprint, kept_stats
     from kubetune.data.text.tokenizer import cache_folder
@@ -72,7 +73,9 @@ def known_findings(
         most_records = MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS
         if not _are_small(sources, most_records):
             # Names of files say this of any number of rows.
-            named = of_names(config.data.train) if config.task in LEARNS_ALIKE else ()
+            if config.task not in LEARNS_ALIKE:
+                return None
+            named = of_names(located_sources(config.data.train))
             return tuple(finding for finding in named if finding.severity == "error") or None
         # Processes of their own would take longer to start than so few rows take.
         one_process = config.data.model_copy(update={"num_proc": 1})

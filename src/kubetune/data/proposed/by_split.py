@@ -11,6 +11,7 @@ from kubetune.data.findings.split_files import named_files
 from kubetune.data.proposed.bare_images import require_no_bare_images
 from kubetune.data.proposed.proposal import Proposal, ReasonedChoice
 from kubetune.data.proposed.proposing import propose
+from kubetune.data.reading.sources import locate
 
 _MOST_NAMED: Final = 6
 
@@ -21,7 +22,7 @@ def propose_by_split(source: SourceConfig, task: str | None = None) -> Proposal:
     If its files are named by split, the run trains on the training files and is evaluated on the validation or test files.
     """
     require_no_bare_images(Path(os.path.expanduser(source.path)))
-    files = named_files(source)
+    files = named_files(locate(source))
     if files is None:
         return propose(source, task)
 

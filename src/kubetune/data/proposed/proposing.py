@@ -16,6 +16,7 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.column_words import lacking
 from kubetune.data.findings.group_findings import of_names
+from kubetune.data.findings.split_files import located_sources
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.proposed.bare_images import require_no_bare_images
 from kubetune.data.proposed.column_choices import columns_of, require_whole_conversations, taken_as
@@ -137,7 +138,7 @@ def settle_format(proposal: Proposal, *, has_template: bool | None) -> None:
 def _settle_names(proposal: Proposal, source: SourceConfig) -> None:
     """Keep what names of files say and nothing reads. Raise DataError if they call some of the answers bad."""
     named = source.model_copy(update={"columns": values_of(proposal.columns)})
-    for finding in of_names([named]):
+    for finding in of_names(located_sources([named])):
         if finding.severity == "error":
             raise DataError(finding.line)
         proposal.of_names.append(finding.line)
