@@ -73,10 +73,13 @@ _BESIDE_ANSWERS: Final = frozenset((
 ))  # fmt: skip
 # Names of numbers by which other tools let a row count more or less.
 _WEIGHTS: Final = frozenset(("weight", "loss_weight", "loss_scale", "sample_weight"))
-# Words of names of answers that are not to be learned.
-_BAD: Final = frozenset((
-    "rejected", "dispreferred", "loser", "worse", "bad", "wrong", "incorrect", "negative", "non", "unsafe",
-))  # fmt: skip
+# Words that call an answer bad in any name. Three kinds of names add words of their own, which mean less elsewhere:
+#
+#     a column with a text   `non_preferred` and `unsafe_response` are such answers; `toxic` may be a text to classify
+#     a column of yes/no     `is_toxic` and `flagged` too (verdict_names)
+#     a file or a folder     `downvoted` too, and `neg` next to `pos`; `toxic` may be a class (findings/named_groups)
+BAD_WORDS: Final = frozenset(("rejected", "loser", "worse", "bad", "wrong", "incorrect"))
+_BAD: Final = BAD_WORDS | {"dispreferred", "negative", "non", "unsafe"}
 
 
 # Names are asked of every record, and a file has few.

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from kubetune.data.column_names import words_of_name
+from kubetune.data.column_names import BAD_WORDS, words_of_name
 from kubetune.data.record_programs import each_record
 
-# Words for an answer that is not to be learned, each as it is in names: `is_toxic`, `toxicity`, `hallucinated`.
-_BAD: Final = frozenset((
-    "abusive", "bad", "banned", "biased", "blocked", "broken", "buggy", "corrupt", "corrupted", "dangerous", "deleted",
-    "disliked", "downvoted", "error", "fail", "failed", "failure", "false", "flag", "flagged", "gibberish", "hallucinate",
-    "hallucinated", "hallucinating", "hallucination", "harmful", "hate", "hateful", "inaccurate", "inappropriate",
-    "incoherent", "incomplete", "incorrect", "insult", "insulting", "invalid", "irrelevant", "loser", "misleading",
-    "mistake", "mistaken", "nonsense", "nsfw", "obscene", "offensive", "poor", "problematic", "profane", "profanity",
-    "refusal", "refused", "rejected", "removed", "spam", "threat", "toxic", "toxicity", "truncated", "unacceptable",
-    "undesirable", "unfaithful", "ungrounded", "unhelpful", "unsafe", "unusable", "unwanted", "violation", "vulgar", "worse",
-    "worst", "wrong",
+# Words by which a column of yes and no calls an answer bad, in each form: `is_toxic`, `toxicity`, `hallucinated`.
+_BAD: Final = BAD_WORDS | frozenset((
+    "abusive", "banned", "biased", "blocked", "broken", "buggy", "corrupt", "corrupted", "dangerous", "deleted",
+    "disliked", "downvoted", "error", "fail", "failed", "failure", "false", "flag", "flagged", "gibberish",
+    "hallucinate", "hallucinated", "hallucinating", "hallucination", "harmful", "hate", "hateful", "inaccurate",
+    "inappropriate", "incoherent", "incomplete", "insult", "insulting", "invalid", "irrelevant", "misleading", "mistake",
+    "mistaken", "nonsense", "nsfw", "obscene", "offensive", "poor", "problematic", "profane", "profanity", "refusal",
+    "refused", "removed", "spam", "threat", "toxic", "toxicity", "truncated", "unacceptable", "undesirable",
+    "unfaithful", "ungrounded", "unhelpful", "unsafe", "unusable", "unwanted", "violation", "vulgar", "worst",
 ))  # fmt: skip
 # Words that turn the others round, such as `not_helpful` and `non_toxic`, and those that turn only these: `error_free`.
 _NOT: Final = frozenset(("isnt", "never", "non", "not"))

@@ -1,4 +1,4 @@
-"""What files and folders are called, and nothing reads: classes of the texts in them, or which answers are good.
+"""Names of files and folders that say a class of the texts in them, or which answers are good. Nothing reads them.
 
 d/chosen.jsonl  d/rejected.jsonl      a verdict on the answers
 d/pos/*.txt     d/neg/*.txt           a verdict, or a class
@@ -12,25 +12,24 @@ import os.path
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from kubetune.config.data_files import ending_of
-from kubetune.data.column_names import words_of_name
+from kubetune.data.column_names import BAD_WORDS, words_of_name
 from kubetune.data.findings.split_files import SPLIT_WORDS, LocatedSource
 
-# Words that call answers bad: these beside anything, and these beside a good one. Of a name all other words say
-# nothing: `bad_answers`, not `bad_gateway`. What is safe, helpful or toxic may be the question.
-_SURELY_BAD: Final = frozenset((
-    "rejected", "dispreferred", "nonpreferred", "unpreferred", "loser", "losing", "worse", "worst", "bad", "wrong",
-    "incorrect", "undesirable", "disliked", "downvoted",
-))  # fmt: skip
-_BAD: Final = frozenset((*_SURELY_BAD, "negative", "neg", "false", "failed", "invalid", "reject"))
+# Words that call answers bad next to any other name, and those that do so only next to a good one. Words that may be
+# the question, such as safe, helpful or toxic, are in neither.
+_SURELY_BAD: Final = BAD_WORDS | {
+    "dispreferred", "nonpreferred", "unpreferred", "losing", "worst", "undesirable", "disliked", "downvoted",
+}  # fmt: skip
+_BAD: Final = _SURELY_BAD | {"negative", "neg", "false", "failed", "invalid", "reject"}
 _GOOD: Final = frozenset((
     "chosen", "accepted", "accept", "preferred", "winner", "winning", "better", "best", "good", "right", "correct",
     "positive", "po", "desirable", "liked", "upvoted", "true", "passed",
 ))  # fmt: skip
 _TURNING: Final = frozenset(("not", "non", "un"))
-# Words of names that say nothing of what is in a file, besides those of splits.
+# Words of names that say nothing of a file's contents; the words of splits come with them.
 _PARTS: Final = frozenset((
     "part", "shard", "chunk", "batch", "file", "data", "dataset", "fold", "section", "page", "chapter", "volume", "vol",
     "sample", "example", "set", "group", "of", "copy", "old", "new", "backup", "final", "raw", "clean", "cleaned", "record",
@@ -49,7 +48,7 @@ _LANGUAGES: Final = frozenset((
 ))  # fmt: skip
 _CODE_OF_LANGUAGE: Final = re.compile(r"[a-z]{2,3}([-_]([a-z]{2}|[A-Z]{2}|[A-Z][a-z]{3}))?")
 _DIGEST: Final = re.compile(r"[0-9a-f-]+")
-# More names are those of authors, places or things.
+# More names are of authors, places or things.
 _MOST_CLASSES: Final = 50
 
 
@@ -83,10 +82,11 @@ def named_groups(sources: Sequence[LocatedSource]) -> NamedGroups | None:
     ending = endings.pop() if len(endings) == 1 else ""
 
     for depth, names in _levels(paths):
-        bad = tuple(name for name in names if _says(name, bad=True))
-        others = tuple(name for name in names if name not in bad)
+        verdicts = {name: _verdict(name) for name in names}
+        bad = tuple(name for name in names if verdicts[name] == "bad")
+        others = tuple(name for name in names if verdicts[name] != "bad")
         is_sure = any(not _SURELY_BAD.isdisjoint(words_of_name(name)) for name in bad)
-        if bad and others and (is_sure or any(_says(name, bad=False) for name in others)):
+        if bad and others and (is_sure or "good" in verdicts.values()):
             return NamedGroups(bad, others, is_sure, folder, depth, ending)
         # Of plain texts in one folder each has a name of its own.
         is_file_each = depth < 0 and ending == ".txt"
@@ -108,15 +108,14 @@ def _stem(path: PurePath) -> str:
     return path.name.split(".")[0] or path.name
 
 
-def _says(name: str, *, bad: bool) -> bool:
-    """True if a name says of answers that they are bad, or good, and says nothing else."""
+def _verdict(name: str) -> Literal["good", "bad"] | None:
+    """Return what a name says of answers; None if it says something else: `bad_answers` is bad, `bad_gateway` is not."""
     words = [word for word in words_of_name(re.sub(r"\d", "", name)) if word not in _PARTS]
     if not words or not (_BAD | _GOOD | _TURNING).issuperset(words):
-        return False
+        return None
     is_bad = not _BAD.isdisjoint(words)
-    if not _TURNING.isdisjoint(words):
-        is_bad = not is_bad
-    return is_bad == bad
+    is_turned = not _TURNING.isdisjoint(words)
+    return "good" if is_bad == is_turned else "bad"
 
 
 def _are_classes(names: Sequence[str]) -> bool:
@@ -127,6 +126,6 @@ def _are_classes(names: Sequence[str]) -> bool:
         return False
     if all(_DIGEST.fullmatch(name.lower()) for name in names):
         return False
-    # Each says something, and none what another says.
+    # Each says something, and no two say the same.
     meanings = {frozenset(words_of_name(re.sub(r"\d", " ", name))) - _PARTS for name in names}
     return frozenset() not in meanings and len(meanings) == len(names)
