@@ -1,8 +1,9 @@
-"""Words for records of which no column is known: what a user may paste to say which is which."""
+"""Words for records of which no column is known: options that a user may paste to say which is which."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kubetune.base.humanize import shell_word
 from kubetune.data.choices import are_numbered, choices_of
@@ -21,68 +22,83 @@ from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.labelled import pair_in
 from kubetune.data.single_messages import talk_in_words, written_talk
 
+_MOST_COLUMNS: Final = 12  # that a sentence names
+
 
 def unknown(seen: SeenRecords, path: str) -> str:
-    """Return what a user should do where no column is known."""
-    columns = list(seen.names.values())
-    text = f"{path} has the columns {quoted(columns[:12])}"
+    """Return what a user should do if no column is known."""
+    columns = quoted(list(seen.names.values())[:_MOST_COLUMNS])
     if seen.by_name["image"]:
         return (
-            f"{path} has images ({quoted(columns[:12])}), but no question and answer about them; add a column `prompt` "
+            f"{path} has images ({columns}), but no question and answer about them; add a column `prompt` "
             "(such as: What is this?); the label, or `--columns completion=NAME`, is its answer"
         )
     records = [record.value for record in seen.records]
     made = records_within(records, path) or from_parts(records, path)
     if made:
         return made
+    text = f"{path} has the columns {columns}"
     talk = written_talk(seen.first)
     if talk:
         return f"{text}. {talk_in_words(talk)}"
+
     text += ", and none is known as a question with its answer, a text, or a text with its label"
     choices = choices_of(seen.first, "", None)
     of_choices = choices.columns if choices is not None else ()
     classes = [name for name in seen.classes() if name not in of_choices]
-    # All that would be learned: what may be pasted leaves none of it out.
-    held = []
-    for name, facts in seen.facts.items():
-        is_class = name in classes or name == seen.by_name["label"]
-        is_metadata = names_metadata(name, facts.mean_words()) or facts.medium(name) is not None
-        if facts.words and not is_metadata and not is_class and not names_test(name):
-            held.append(name)
-    answers = [name for name in held if names_answer(name) or names_bad_answer(name)]
-    lists = [name for name in answers if isinstance(seen.first.get(name), list)]
-    if len(answers) > 1 or lists:
+    learned = _learned(seen, classes)
+    answers = [name for name in learned if names_answer(name) or names_bad_answer(name)]
+    if len(answers) > 1 or any(isinstance(seen.first.get(name), list) for name in answers):
         return f"{text}. {in_several_answers(answers)}"
+
     labels = list(dict.fromkeys(filter(None, (seen.by_name["label"], *classes))))
-    ways = _ways(seen, held, labels)
+    ways = _ways(seen, learned, labels)
     if not ways:
-        return f"{text}. Say which is which: `--columns prompt=NAME completion=NAME`, or `--columns text=NAME label=NAME`"
+        ways = ["`--columns prompt=NAME completion=NAME`", "`--columns text=NAME label=NAME`"]
     return f"{text}. Say which is which: {', or '.join(ways)}"
 
 
-def _ways(seen: SeenRecords, held: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Return words of the command line that say what columns are. `held`: those that would be learned."""
-    ways = []
-    are_texts = all(isinstance(seen.first.get(name), str) for name in held)
-    # A question is no answer, nor is what it is about.
-    held = sorted(held, key=lambda name: (name.lower() not in PROMPTS, not names_subject(name)))
-    texts = [name for name in held if name in seen.texts()]
+def _learned(seen: SeenRecords, classes: Sequence[str]) -> list[str]:
+    """Return all columns that would be learned, so that the words that may be pasted leave none of them out."""
+    learned = []
+    for name, facts in seen.facts.items():
+        is_class = name in classes or name == seen.by_name["label"]
+        is_metadata = names_metadata(name, facts.mean_words()) or facts.medium(name) is not None
+        if facts.words and not (is_class or is_metadata or names_test(name)):
+            learned.append(name)
+    return learned
+
+
+def _ways(seen: SeenRecords, learned: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Return words of the command line that say the meaning of the columns that would be learned."""
+    # A question is no answer, nor is a text that it is about.
+    learned = sorted(
+        learned, key=lambda name: (name.lower() not in PROMPTS, not names_subject(name))
+    )
+    texts = [name for name in learned if name in seen.texts()]
+    are_compared = len(texts) == 2 and (pair_in(texts) or are_numbered(texts))
     about = seen.text_with_subject()
     if about is not None and labels:
         texts = list(about)
-    if len(texts) == 2 and (pair_in(texts) or are_numbered(texts) or (about and labels)):
-        # Either may contradict the other, so none is an answer.
+        are_compared = True
+
+    ways = []
+    # Either of two such texts may contradict the other, so neither is an answer.
+    if are_compared:
         ways.append(_as_pair(texts, labels))
-    elif len(held) == 2 and are_texts and held[1].lower() not in PROMPTS:
-        ways.append(f"`--columns prompt={shell_word(held[0])} completion={shell_word(held[1])}`")
+    if not all(isinstance(seen.first.get(name), str) for name in learned):
+        return ways
+    if len(learned) == 2 and not are_compared and learned[1].lower() not in PROMPTS:
         # A title, a text and a class.
         if labels and len(texts) == 2:
-            ways.insert(0, _as_pair(texts, labels))
-    if len(held) == 1 and are_texts:
-        if held[0].lower() not in PROMPTS:
-            ways.append(f"`--columns text={shell_word(held[0])}`")
-        for name in labels:
-            ways.append(f"`--columns text={shell_word(held[0])} label={shell_word(name)}`")
+            ways.append(_as_pair(texts, labels))
+        prompt, completion = map(shell_word, learned)
+        ways.append(f"`--columns prompt={prompt} completion={completion}`")
+    if len(learned) == 1:
+        text = shell_word(learned[0])
+        if learned[0].lower() not in PROMPTS:
+            ways.append(f"`--columns text={text}`")
+        ways += [f"`--columns text={text} label={shell_word(name)}`" for name in labels]
     return ways
 
 
