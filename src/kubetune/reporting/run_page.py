@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +26,7 @@ from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import chosen_by, measure, point, test_in_words
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.run_sentence import kind, sentence
-from kubetune.reporting.verdict_lines import verdict
+from kubetune.reporting.verdict_lines import ShownVerdict, verdict
 
 # Limits of a page, so that it can still be read.
 MOST_EVALUATIONS = 24  # rows of the table of evaluations
@@ -160,14 +161,14 @@ def _certainty(run: RunRecord, keys: Sequence[str]) -> list[tuple[str, str, str,
 
 
 def _without_repeats(
-    judged: dict[str, Any] | None, evaluation: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
+    judged: ShownVerdict | None, evaluation: Mapping[str, Any] | None
+) -> ShownVerdict | None:
     """Return the verdict without what the table of evaluations says: it has the same checkpoint beside step 0."""
     steps = [step for step, _, _ in evaluation["rows"]] if evaluation else []
-    if judged is None or evaluation is None or 0 not in steps or judged["step"] not in steps:
+    if judged is None or evaluation is None or 0 not in steps or judged.step not in steps:
         return judged
-    rows = [row for row in judged["rows"] if row["name"] not in evaluation["metrics"]]
-    return {**judged, "rows": rows}
+    rows = [row for row in judged.rows if row["name"] not in evaluation["metrics"]]
+    return replace(judged, rows=rows)
 
 
 def _metric_name(key: str) -> str:

@@ -12,7 +12,7 @@ from kubetune import errors
 from kubetune.base import whole_folder
 from kubetune.base.faults import known
 from kubetune.base.files import read_inside, read_object
-from kubetune.reporting.verdict_lines import verdict
+from kubetune.reporting.verdict_lines import ShownVerdict, verdict
 from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.publishing.description import describe
 
@@ -92,8 +92,8 @@ def _export(run_dir: Path, folder: Path) -> Exported:
     return Exported(str(folder), kind, time, lines, problem)
 
 
-def comparison_in(path: Path, folder: Path) -> dict[str, Any] | None:
-    """Return the verdict's rows of what `kubetune evaluate --compare base --json` printed; None if it printed none.
+def comparison_in(path: Path, folder: Path) -> ShownVerdict | None:
+    """Return the comparison that `kubetune evaluate --compare base --json` printed; None if it printed none.
 
     `folder`: the folder that the file must lie in.
     """
