@@ -19,7 +19,7 @@ _ACCOUNT = "system:serviceaccount:"
 
 @dataclass(frozen=True)
 class Action:
-    """What somebody wants to do."""
+    """An action that a user wants to take."""
 
     verb: str
     group: str

@@ -1,4 +1,4 @@
-"""The HTTP side: routing, and requests about objects. What is written goes through writing.py into the Store."""
+"""The HTTP side: routing, and requests about objects. Writes go through writing.py into the Store."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Api:
         return self._writer.delete_collection(request, target, body or {})
 
     def _require(self, target: Target) -> dict[str, Any]:
-        """Return the object that a request names; ApiError 404 where there is none."""
+        """Return the object that a request names; ApiError 404 if there is none."""
         return self._store.require(target.resource, target.namespace, target.name or "")
 
 

@@ -1,4 +1,4 @@
-"""What a request's URL names."""
+"""The object or objects that a request's URL names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Target:
 
 
 def parse_path(parts: list[str]) -> Target:
-    """URL parts below the host, e.g. `apis batch v1 namespaces ml jobs fit status`; ApiError 404 where nothing is."""
+    """URL parts below the host, e.g. `apis batch v1 namespaces ml jobs fit status`; ApiError 404 if nothing is there."""
     head = 2 if parts[0] == "api" else 3
     if len(parts) <= head:
         raise no_such_path()

@@ -186,7 +186,7 @@ class Writer:
 
 
 def _keep_identity(old: Object, new: Object, target: Target) -> None:
-    """Carry over what a client cannot change. ApiError 409 where it has seen an older state than the newest."""
+    """Carry over what a client cannot change. ApiError 409 if it has seen an older state than the newest."""
     for key in _IMMUTABLE_METADATA:
         if key in old["metadata"]:
             new["metadata"][key] = old["metadata"][key]
@@ -197,7 +197,7 @@ def _keep_identity(old: Object, new: Object, target: Target) -> None:
 
 
 def _check_identity(obj: Object, target: Target) -> None:
-    """Raise ApiError where an object is not of the kind and namespace of the URL, or has no name."""
+    """Raise ApiError if an object is not of the kind and namespace of the URL, or has no name."""
     resource = target.resource
     if obj.get("kind") != resource.kind or obj.get("apiVersion") != resource.api_version:
         raise bad_request(

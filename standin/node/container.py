@@ -164,10 +164,10 @@ class Container:
         return {os.path.normpath(target): source for source, target, _ in self._mounts()}
 
     def _prepare_loopback(self, argv: list[str]) -> Object:
-        """Return what runtime.py needs where there are no namespaces."""
+        """Return what runtime.py needs if there are no namespaces."""
         folders = self.folders()
         env = dict(self._env)
-        # The variables that the manifest names; those of the image mean this machine.
+        # The variables that the manifest names; the image's mean this machine.
         for entry in self.spec.get("env", []):
             if entry["name"] in env:
                 env[entry["name"]] = translate(env[entry["name"]], folders)

@@ -1,4 +1,4 @@
-"""What the pods of all nodes share: the store, settings, images and addresses."""
+"""The machine under all nodes: its store, settings, images and addresses."""
 
 from __future__ import annotations
 

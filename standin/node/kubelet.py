@@ -39,11 +39,11 @@ class Kubelet:
         )
 
     def worker(self, pod: Object) -> PodWorker | None:
-        """Return the worker of a pod, None where it has none yet."""
+        """Return the worker of a pod, None if it has none yet."""
         return self._workers.get(uid_of(pod))
 
     def _running(self) -> Iterator[PodWorker]:
-        """Yield the workers whose pod has not ended."""
+        """Yield the workers of pods that have not ended."""
         for worker in self._workers.values():
             if not worker.task.done():
                 yield worker
@@ -66,7 +66,7 @@ class Kubelet:
                     shutil.rmtree(worker.folder, ignore_errors=True)
 
     def _serve(self, worker: PodWorker, pod: Object) -> None:
-        """Hear of a pod and end it where it is deleted, unless its host is cut off."""
+        """Hear of a pod and end it if it is deleted, unless its host is cut off."""
         if self._faults.holds(self.store, pod):
             worker.lose_contact()
             return

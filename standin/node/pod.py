@@ -69,7 +69,7 @@ class PodWorker(PodState):
                 initialized = initialized and await init.run() == 0 and not self.stopping.is_set()
             if initialized and not self.stopping.is_set():
                 await asyncio.gather(*(main.run() for main in self._mains))
-        # a bug in here must show in `kubectl get pods`, and where it is in the log
+        # a bug in here must show in `kubectl get pods`, and its place in the log
         except Exception as error:
             traceback.print_exc()
             self.pod["status"].update(reason="StandinError", message=repr(error))
@@ -150,7 +150,7 @@ class PodWorker(PodState):
             self.store.delete(self.pod, grace_seconds=0)
 
     def _take(self, status: Object) -> None:
-        """Write to this status from now on: that of the stored pod, or one of our own."""
+        """Write to this status from now on: the status of the stored pod, or one of our own."""
         pod = self._stored
         if self._is_heard:
             pod["status"] = status

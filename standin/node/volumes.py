@@ -43,7 +43,7 @@ def set_up_volume(owner: PodState, volume: Object) -> None:
 
 
 def _give_to_pods_group(owner: PodState, folder: Path) -> None:
-    """Give a volume to the group that the pod names, where there are other users."""
+    """Give a volume to the group that the pod names, if there are other users."""
     context = owner.spec.get("securityContext") or {}
     group = context.get("fsGroup")
     if group is None or owner.host.settings.loopback or runtime.single_user():
@@ -68,7 +68,7 @@ def tear_down_volumes(folder: Path) -> None:
 
 
 def _claim_folder(owner: PodState, claim: str) -> Path:
-    """Return the folder of a claim; Waiting where it does not exist, or another node has it."""
+    """Return the folder of a claim; Waiting if it does not exist, or another node has it."""
     pvc = owner.store.get("PersistentVolumeClaim", owner.namespace, claim)
     if pvc is None:
         raise Waiting("ContainerCreating", f'persistentvolumeclaim "{claim}" not found')

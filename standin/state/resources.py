@@ -30,7 +30,7 @@ class Resource:
 
     @property
     def categories(self) -> list[str]:
-        """Other names for it: `kubectl get all` asks for those of this category."""
+        """Other names for it: `kubectl get all` asks for this category."""
         if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment"):
             return ["all"]
         return []

@@ -83,8 +83,8 @@ EXPERT_MEASURES: Final = (
 )  # fmt: skip
 
 
-# What an evaluation is about, where it has it: reward or divergence from a teacher, then classes and answers that are
-# right (accuracy says little where one class is rare), then numbers that are close.
+# The metric that an evaluation is about, if it has it: reward or divergence from a teacher, then classes and answers
+# that are right (accuracy says little if one class is rare), then numbers that are close.
 _ABOUT: Final = (
     "reward", "divergence", "f1", "f1_macro", "f1_micro", "accuracy", "spearman", "pearson", "mae"
 )  # fmt: skip
@@ -123,12 +123,12 @@ def main_metric(
     for name in computed:
         if name.startswith("eval_") and name not in _BESIDES and "/" not in name:
             return name
-    # What `task: distill` learns from is no loss of the data's own answers.
+    # `task: distill` does not learn from a loss of the data's own answers.
     return "eval_loss" if "eval_loss" in computed and task != "distill" else None
 
 
 def full_name(metric: Any) -> Any:
-    """Return a metric's name in metrics.jsonl: `eval_accuracy` for `accuracy`. What is no text is returned as it is."""
+    """Return a metric's name in metrics.jsonl: `eval_accuracy` for `accuracy`. Other values are returned as they are."""
     if not isinstance(metric, str) or metric.startswith("eval_"):
         return metric
     return f"eval_{metric}"
@@ -162,5 +162,5 @@ def metrics_of(task: RunTask, problem_type: str, *, judged: bool = False) -> tup
 
 def is_greater_better(metric: str) -> bool:
     """True if a greater value of a metric is better, by its name."""
-    # `reward_rejected` and `logp_rejected` are those of rejected answers.
+    # `reward_rejected` and `logp_rejected` belong to rejected answers.
     return not metric.endswith(("loss", "perplexity", "mae", "kl", "rejected", "divergence"))

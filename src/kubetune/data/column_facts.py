@@ -74,7 +74,7 @@ class ColumnFacts:
     is_list: bool = True  # nothing but lists
     # how a text of it is used, from the first record
     use: dict[str, str] = field(default_factory=dict)
-    # the text that it may be a class of, and the answer beside it, from the first record
+    # the text that it may be a class of, and the record's answer, from the first record
     text: str = ""
     answer: str = ""
 
@@ -197,7 +197,7 @@ class ColumnFacts:
         return self.phrases >= _PHRASES_OF_A_TEXT * self.records
 
     def medium(self, name: str) -> Medium | None:
-        """Return what most records have in the column: an image or the like; None for texts and for where these are from."""
+        """Return what most records have in the column: an image or the like; None for texts and their origins."""
         if not self._are_media():
             return None
         medium = self.media.most_common(1)[0][0]
@@ -221,7 +221,7 @@ class ColumnFacts:
         return not self.is_short or values > min(self.records / 2, _MOST_NAMED_CLASSES)
 
     def is_class(self, name: str, *, records: int, fewest: int = FEWEST_RECORDS) -> bool:
-        """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
+        """True if the values are few, short and in nearly all records, and the name is no id or split."""
         is_aside = names_metadata(name) or name.startswith(_OF_MESSAGES)
         return not is_aside and self._has_few_values(records, fewest)
 
@@ -301,7 +301,7 @@ class Columns(dict[str, ColumnFacts]):
 
 
 def _of_messages(name: str, value: RecordValue) -> Any:
-    """Return what the messages of a record hold under a key, such as `messages[].thoughts`; None where none has it."""
+    """Return what the messages of a record hold under a key, such as `messages[].thoughts`; None if no message has it."""
     key = name.removeprefix(_OF_MESSAGES)
     held = []
     for turns in value.values():

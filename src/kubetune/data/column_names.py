@@ -1,4 +1,4 @@
-"""What the names of columns say: a question, an answer, a text that questions are about, thoughts, an id."""
+"""The meaning of columns by their names: a question, an answer, a text that questions are about, thoughts, an id."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
 RIGHT_ANSWERS: Final = (
     "solution", "ground_truth", "target", "answer", "reference_answer", "expected_answer", "final_answer",
 )  # fmt: skip
-# Names that are given to the right answer alone, whoever else has answered.
+# Names that only the right answer has, whoever else has answered.
 TRUTHS: Final = (
     "ground_truth", "target", "reference_answer", "expected_answer", "final_answer", "correct_answer", "gold_answer",
     "gold", "golden_answer", "right_answer", "true_answer", "gold_response", "reference_response", "expected_response",
     "correct_response",
 )  # fmt: skip
-# Names of what is written for a text beside it. A `target` may be a class too.
+# Names of a text that is written for another one. A `target` may be a class too.
 OUTPUTS: Final = (*ANSWERS, "reply", "summary", "highlights", "tldr", "translation")
 # Names of an answer that follows its prompt.
 COMPLETIONS: Final = ("completion", "output", "response", "answer")
 PROMPTS: Final = (*QUESTIONS, "prompt", "input")
 TALKS: Final = ("messages", "conversations", "conversation")
-# Names of the thoughts before an answer, in a message and beside one.
+# Names of the thoughts before an answer, in a message or in a field of their own.
 REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 # Last words of names of texts that a question is about, as data sets for reading, retrieval, SQL and dialogue have them.
@@ -134,7 +134,7 @@ def names_test(name: str) -> bool:
 def names_metadata(name: str, words: float = 0) -> bool:
     """True if a column is called like an id, a date, a split, a language or a size, and holds no sentences.
 
-    `words`: of a value, on average; without them the name decides. The code in a `source_code` is none of these.
+    `words`: of a value, on average; without them the name decides. The code in a `source_code` is a text.
     """
     of_name = words_of_name(name)
     if _METADATA.isdisjoint(of_name):

@@ -1,4 +1,4 @@
-"""What a column of yes and no says of an answer by its name: that it is good or bad, and how to turn it round."""
+"""The verdict of a column of yes and no by its name: yes means a good or a bad answer. How to turn it round."""
 
 from __future__ import annotations
 

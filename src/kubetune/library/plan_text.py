@@ -38,7 +38,7 @@ def on_data(
     lengths: Lengths | None, findings: Sequence[Finding] | None, data: DataConfig
 ) -> Iterator[str]:
     """Yield a line on each finding about the data, or on how many rows nobody has looked at."""
-    # A plan looks at all rows only where there are few of them.
+    # A plan looks at all rows only if there are few of them.
     if findings is None:
         # Names of files say this of any number of rows.
         train = located_sources(data.train)
@@ -72,7 +72,7 @@ def describe(
 ) -> Iterator[tuple[str, str]]:
     """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are.
 
-    `positions`: those of the model, if it is on this machine.
+    `positions`: of the model, if it is on this machine.
     """
     # What is trained, and on how many processes.
     yield "model", config.model.path
@@ -210,7 +210,7 @@ def _unused_without_evaluations(training: TrainingConfig) -> str:
 
 
 def output_on_cluster(name: str | None, model_path: str) -> str:
-    """Return where the same run has its files when it is submitted, and where a copy of them goes here."""
+    """Return the places of the run's files when it is submitted, and of their copy here."""
     name = run_name(name, model_path)
     return (
         f"submitted, its output is {OUTPUTS}/{name} in the pods; `kubetune cp {name}` copies it to "
@@ -226,7 +226,7 @@ def _steps(number: int, accuracy: str) -> str:
 
 
 def _every(steps: int, setting: int | str, accuracy: str) -> str:
-    """Return an interval in words. An epoch whose number of steps is not exact is called an epoch."""
+    """Return an interval in words. An epoch without an exact number of steps is called an epoch."""
     if not steps or (setting == "epoch" and accuracy):
         return "every epoch"
     if steps == 1:

@@ -41,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Hero:
-    """What the page of a run says first."""
+    """The first part of a run's page."""
 
     value: Value
     sure: str  # how sure the difference is, and where it was measured
@@ -50,7 +50,7 @@ class Hero:
     curve: Chart | None
     # Of an answer that got better: what was asked, before, after.
     example: Sequence[tuple[str, str]] = ()
-    scale: Mapping[str, int] | None = None  # where a share lies between 0 and 100
+    scale: Mapping[str, int] | None = None  # the places of a share before and after, from 0 to 100
     # A mark to compare the share with, such as guessing: its place on the scale in per cent, and its label.
     guess: tuple[int, str] | None = None
     classes: Classes | None = None
@@ -103,7 +103,7 @@ def _beside(run: RunRecord, shown: Measured) -> list[Value]:
     beside: list[Value] = []
     for name, label in _names_beside(run):
         other = measure(run, run.of_best or run.base, name)
-        # A reward that is the metric itself is no second number.
+        # A reward that is the metric itself is not shown twice.
         if other is None or shown.name in (other.name, f"eval_{label}"):
             continue
         before, after = other.texts
@@ -142,7 +142,7 @@ def _guess(run: RunRecord, name: str) -> tuple[int, str] | None:
 
 
 def _names_beside(run: RunRecord) -> list[tuple[str, str]]:
-    """Return metrics that may stand beside the point, with labels of those that have one of their own.
+    """Return metrics that may be shown with the point, and their labels if they have their own.
 
     A reward that is a sum has its parts first.
     """
@@ -189,7 +189,7 @@ def _by_steps(run: RunRecord, before: Measured | None) -> Hero | None:
 
 
 def _beside_steps(run: RunRecord, key: str, before: Measured | None) -> list[Value]:
-    """Return what stands beside a measure of steps. `before`: what was measured before training."""
+    """Return the values that are shown with a measure of steps. `before`: what was measured before training."""
     beside = []
     if before is not None:
         beside.append(Value(f"{before.label} before training", "", before.texts[1]))

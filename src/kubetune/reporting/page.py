@@ -26,7 +26,7 @@ from kubetune.reporting.run_page import run_facts
 
 # Axes that charts can be drawn over, other than steps: name, and title.
 AXES = {"tokens": "tokens", "epoch": "epochs", "time": "time in steps"}
-_OF_AXES = {"time": "hours"}  # the name in `Numbers.axes`, where it is another
+_OF_AXES = {"time": "hours"}  # the name in `Numbers.axes`, if that is another
 
 # A function that writes a number of a chart as text.
 Writer = Callable[[Any], str]
@@ -66,7 +66,7 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
             **_drawn([*first, *more, *hidden], runs),
             **comparison_facts(runs),
             "folded_from": count,
-            # The first chart of each fold, where it ends, and what it says of itself.
+            # The first chart of each fold, its end, and its title.
             "folds": [(count, end, what), (end, end + len(hidden), why)],
         }
 
@@ -81,7 +81,7 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
 
 
 def _charts_of_one(run: RunRecord, of_run: Hero | None) -> tuple[list[Chart], list[Chart], int]:
-    """Return the charts of a lone run, that of its point first, those of a single value, and 1 if it has a point."""
+    """Return the charts of a lone run, the chart of its point first, charts of a single value, and 1 if it has a point."""
     charts = charts_of([run])
     curve = of_run.curve if of_run else None
     if curve is not None:

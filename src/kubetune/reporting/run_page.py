@@ -163,7 +163,7 @@ def _certainty(run: RunRecord, keys: Sequence[str]) -> list[tuple[str, str, str,
 def _without_repeats(
     judged: ShownVerdict | None, evaluation: Mapping[str, Any] | None
 ) -> ShownVerdict | None:
-    """Return the verdict without what the table of evaluations says: it has the same checkpoint beside step 0."""
+    """Return the verdict without what the table of evaluations says: it has the same checkpoint and step 0."""
     steps = [step for step, _, _ in evaluation["rows"]] if evaluation else []
     if judged is None or evaluation is None or 0 not in steps or judged.step not in steps:
         return judged

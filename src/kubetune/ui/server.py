@@ -205,7 +205,7 @@ def serve(
     threading.Thread(target=_warm, args=(site,), daemon=True).start()
 
     server = uvicorn.Server(config)
-    # At the end, the streams of open pages are cut. That is no error to report.
+    # At the end, the streams of open pages are cut. That is not reported as an error.
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
 
     with listening:

@@ -187,7 +187,7 @@ def encode(loaded: LoadedModel, questions: Sequence[PromptRow]) -> list[EncodedP
 
 
 def prompt_of(row: dict[str, Any]) -> Prompt:
-    """Return a row's question: its plain text, or its messages with the system message that is beside them.
+    """Return a row's question: its plain text, or its messages, the system message first.
 
     Raise ValueError if the row has two system messages that differ.
     """

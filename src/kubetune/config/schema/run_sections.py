@@ -55,7 +55,7 @@ def _is_judged_by_reward(fields: Mapping[str, Any]) -> bool:
 
 
 def _training_of_task(training: Any, info: ValidationInfo) -> Any:
-    """Let the best checkpoint be chosen by what its task is about, where the run file says nothing of it."""
+    """Let the best checkpoint be chosen by what its task is about, unless the run file says by what."""
     if not isinstance(training, dict) or not _is_judged_by_reward(info.data):
         return training
     return {"metric_for_best_model": "eval_reward", **training}

@@ -1,4 +1,4 @@
-"""Findings about names of files and folders that say a class, or which answers are good, where nothing reads them."""
+"""Findings about names of files and folders that say a class, or which answers are good, if nothing reads them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_CLASSES: Final = frozenset(("label", "labels", "class", "category"))
 def of_names(sources: Sequence[LocatedSource]) -> Iterator[Finding]:
     """Yield what the names of files say of records that are learned one like the other, and what to write.
 
-    An error for answers that are called bad, unless each file is named alone: then it is meant.
+    An error for answers that are called bad, unless the run file names each file: then it is meant.
     """
     groups = named_groups(sources)
     if groups is None:
@@ -75,7 +75,7 @@ def _first(source: SourceConfig) -> Example | None:
 
 
 def _on_verdict(groups: NamedGroups) -> str:
-    """Return how to learn the good answers alone, or from both."""
+    """Return how to learn only the good answers, or from both."""
     alone = "Name the good ones alone"
     if len(groups.others) == 1 and groups.folder and groups.ending:
         end = groups.ending if groups.depth < 0 else ""

@@ -96,7 +96,7 @@ def named_groups(sources: Sequence[LocatedSource]) -> NamedGroups | None:
 
 
 def _levels(paths: Sequence[PurePath]) -> Iterable[tuple[int, list[str]]]:
-    """Yield the names of folders at each depth at which all files have one, then those of the files."""
+    """Yield the names of folders at each depth at which all files have one, then the names of the files."""
     depth = 0
     while all(len(path.parts) > depth + 1 for path in paths):
         yield depth, sorted({path.parts[depth] for path in paths})

@@ -55,7 +55,7 @@ def read_otherwise(data: DataConfig) -> Iterator[Finding]:
     if not isinstance(data.eval, tuple):
         return
     ways = {_way_in_words(source) for source in data.train}
-    # One of several may be that of the evaluation.
+    # The evaluation may be read in one of several ways.
     if len(ways) > 1:
         return
     (of_training,) = ways

@@ -1,6 +1,6 @@
 """Looks whether the data hold what a run will compare answers with: a number, a label word, JSON, a right answer.
 
-A run refuses to begin where none does. The check of data and the plan say so before, in the same words, and warn of
+A run refuses to begin if none does. The check of data and the plan say so before, in the same words, and warn of
 answers that are compared in part.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kubetune.data.prepared.rows import Rows
 
 
-# References that are looked at, where each may count.
+# References that are looked at, if each may count.
 LOOKED_AT: Final = 1_000
 
 
@@ -65,7 +65,7 @@ class References:
     ) -> None:
         """Look at the last answer of a row's first sequence, which of a pair has the chosen one.
 
-        `trained`: a 1 for each id that is trained, else a 0. `answer`: "bad" where somebody judged it so.
+        `trained`: a 1 for each id that is trained, else a 0. `answer`: "bad" if somebody judged it so.
         """
         place = last_answer(trained)
         if self._wanted is None or place is None or answer == "bad":
@@ -173,7 +173,7 @@ def unanswered(
 ) -> Iterator[Finding]:
     """Yield an error for each reward of which no right answer of training has what it compares with.
 
-    Records are read until each reward has found one, so mostly the first alone.
+    Records are read until each reward has found one, so mostly only the first.
     """
     waiting = [reward for reward in rewards if compares(reward)]
     # Titles of rewards that have an answer, if not one that they can compare with.
@@ -203,9 +203,9 @@ def without_answers(
     evaluation: EvaluationConfig,
     best_metric: str,
 ) -> Iterator[Finding]:
-    """Yield an error where metrics compare with right answers, which prompts of the evaluation data do not have.
+    """Yield an error if metrics compare with right answers, which prompts of the evaluation data do not have.
 
-    `rows`: those of the evaluation data; `unanswered_rows`: of these, the ones without a right answer.
+    `rows`: of the evaluation data; `unanswered_rows`: of these, the ones without a right answer.
     """
     comparing = [name for name in evaluation.answer_measures if METRICS[name].compares]
     if best_metric in LANGUAGE_METRICS:

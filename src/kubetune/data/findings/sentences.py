@@ -56,7 +56,7 @@ def find(
     for split, of_split in stats.items():
         name = names.get(split, split)
         sources = spec.splits[split]
-        # A teacher reads the same prompt as the model where the two are only compared.
+        # A teacher reads the same prompt as the model if the two are only compared.
         shown: Collection[str] = ()
         if spec.task == "distill" and split == "train":
             shown = spec.distill.shown_columns
@@ -124,7 +124,7 @@ def _unknown_ids(
 
 
 def _padding(task: str, tokenizer: Tokenizer | None) -> Iterator[Finding]:
-    """Find that no token fills up rows, where a model is given several rows as a rectangle."""
+    """Find that no token fills up rows, if a model is given several rows as a rectangle."""
     if tokenizer is None or task not in ("sequence_classification", "grpo"):
         return
     try:
@@ -317,7 +317,7 @@ def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
     """Find judged answers that are all good, or all bad."""
     good = counts.stats["answers"].get("good", 0)
     bad = counts.stats["answers"].get("bad", 0)
-    # Both are 0 where answers are not judged.
+    # Both are 0 if answers are not judged.
     if bool(good) == bool(bad):
         return
 
@@ -389,7 +389,7 @@ def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
 
 def _samples(counts: SplitCounts) -> Iterator[Finding]:
     """Find parts of sources that ask for more records than there are."""
-    # The sources of a held-out share are those of train, which were reported already.
+    # The sources of a held-out share are the sources of train, which were reported already.
     if counts.split == "eval" and isinstance(counts.data.eval, float):
         return
     for source, available in zip(counts.sources, counts.stats["available"], strict=True):
@@ -424,7 +424,7 @@ def _named_splits(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _mix(counts: SplitCounts) -> Iterator[Finding]:
-    """Find rows that no evaluation takes, so that those of it are the mix that is trained on."""
+    """Find rows that no evaluation takes, so that it measures the mix that is trained on."""
     if counts.name in ("train", "forget"):
         return
     rows = [source["rows"] for source in counts.stats["sources"]]

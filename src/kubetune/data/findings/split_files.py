@@ -93,7 +93,7 @@ class NamedFiles(NamedTuple):
 
 
 def split_of(file: str) -> str:
-    """Return train, validation or test by a file's name, or the folder that it is in; empty where none says it."""
+    """Return train, validation or test by a file's name, or the folder that it is in; empty if neither says it."""
     for part in reversed(file.split("/")):
         words = set(re.split(r"[-._ 0-9]+", part.lower()))
         splits = [split for split, names in SPLIT_WORDS.items() if not names.isdisjoint(words)]
@@ -106,7 +106,7 @@ def split_of(file: str) -> str:
 def named_files(located: Located) -> NamedFiles | None:
     """Return the files of a source by split; None unless it has some to evaluate on among others.
 
-    Whoever names a single file, or a folder of test data alone, means them.
+    Whoever names a single file, or a folder that holds only test data, means them.
     """
     if len(located.files) < 2:
         return None

@@ -33,9 +33,9 @@ def known_findings(
     environ: Mapping[str, str],
     load: Callable[[], Tokenizer],
 ) -> tuple[Finding, ...] | None:
-    """Return the findings, or None where nobody has looked at all rows and they are too many to do so now.
+    """Return the findings, or None if nobody has looked at all rows and they are too many to do so now.
 
-    `load`: of the tokenizer, which is asked for only where it is on this machine.
+    `load`: of the tokenizer, which is asked for only if it is on this machine.
     """
     sources = list(chain(*config.sources.values()))
     for source in sources:
@@ -92,7 +92,7 @@ def _missing_references(
     tokenizer: Tokenizer,
 ) -> Iterator[Finding]:
     """Yield what a run with these prepared rows would refuse for want of references."""
-    # Opening rows takes numpy, and an image processor where there are images.
+    # Opening rows takes numpy, and an image processor if there are images.
     if evaluation.generate is None and not spec.rewards and spec.task != "distill":
         return
     from kubetune.data.findings.checked import missing_references

@@ -68,7 +68,7 @@ def flaws_of(example: Example, template: str) -> list[RowNote]:
 
 
 def _learned(part: Example) -> str:
-    """Return the last answer of a part of an example, or its whole text; empty where there is none."""
+    """Return the last answer of a part of an example, or its whole text; empty if it has none."""
     match part:
         case Chat():
             last = part.messages[-1]
@@ -96,7 +96,7 @@ def _is_wrapped(message: JsonObject, template: str) -> bool:
 
 
 def _calls_what_is_not_offered(chat: Chat) -> bool:
-    """True if a trained answer calls a function that is none of the tools of its conversation, which has some."""
+    """True if a trained answer calls a function that is not among the tools of its conversation, which has some."""
     offered = {_name_of(tool) for tool in chat.tools}
     for index, message in enumerate(chat.messages):
         is_trained = index >= chat.context and index not in chat.not_trained

@@ -77,7 +77,7 @@ class Tally:
     # Rows in which the chat template …
     # … leaves out reasoning that the record holds
     reasoning_dropped: int = 0
-    # … puts a trained answer elsewhere than where the generation prompt ends
+    # … puts a trained answer elsewhere than at the end of the generation prompt
     unlike_prompt: int = 0
     # … writes a text before a call after the call's result
     text_moved: int = 0
@@ -95,7 +95,7 @@ class Tally:
     thoughts_twice: int = 0
     # A tool's result begins with a tag that the template writes around results.
     results_wrapped: int = 0
-    # An answer calls a function that is none of the tools of its conversation.
+    # An answer calls a function that is not among the tools of its conversation.
     calls_not_offered: int = 0
     # What is learned is `nan`, `NULL` or another word for nothing.
     answers_missing: int = 0
@@ -105,7 +105,7 @@ class Tally:
     special_texts: int = 0
     # The text begins with the token (BOS) that the tokenizer writes before each text too.
     bos_twice: int = 0
-    # The prompt is no conversation, although the model has a chat template.
+    # The prompt is a plain text, although the model has a chat template.
     plain_prompts: int = 0
 
     # Images, and those with more tokens than vision.image_max_tokens, with frames beyond the first, which are lost,
@@ -186,11 +186,11 @@ def require_rows(
 ) -> None:
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows.
 
-    `are_first`: the counts are those of the first records alone.
+    `are_first`: the counts are of the first records only.
     """
     if not stats["records"]:
         raise no_records(_KEYS[split], _sources_of(data, split))
-    # A share held out may hold none of the records that have it.
+    # A share held out may hold no record that has it.
     if split == "train" or not isinstance(data.eval, float):
         for source in stats.get("sources", ()):
             problem = nowhere(source.get("absent", {}), _number_read(source), source["path"])
@@ -227,7 +227,7 @@ def require_all_rows(data: DataConfig, stats: Mapping[Split, JsonObject]) -> Non
 
 
 def _sources_of(data: DataConfig, split: Split) -> Sequence[SourceConfig]:
-    """Return the sources of a split that `data` names; none for those of another section."""
+    """Return the sources of a split that `data` names; none for a split of another section."""
     if split == "eval" and isinstance(data.eval, tuple):
         return data.eval
     return () if split == "forget" else data.train

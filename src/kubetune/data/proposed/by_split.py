@@ -1,4 +1,4 @@
-"""Proposes a run for files that are named by split: it trains on those of training and is evaluated on others."""
+"""Propose a run for files that are named by split: it trains on the training files and is evaluated on others."""
 
 from __future__ import annotations
 

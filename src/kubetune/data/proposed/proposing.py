@@ -56,7 +56,7 @@ _KIND_OF_TASK: Final[dict[str, RecordKind]] = {
 
 
 def propose(source: SourceConfig, task: str | None = None) -> Proposal:
-    """Return the run that the data of a source are for. Raise DataError, in words, where they are for none.
+    """Return the run that the data of a source are for. Raise DataError, in words, if they are for none.
 
     `source.columns` are names that the user gives, `task` is the user's too; what is left out is guessed.
     """
@@ -88,7 +88,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
             columns = {key: taken_as(key, name) for key, name in use.items()}
             reading = read_all(records, source, kind, use)
 
-    # The first record stands for all of what is no count.
+    # The first record stands for all, but for counts.
     examples = reading.examples
     first = examples[0]
     choice = task_for(kind, examples)

@@ -22,7 +22,7 @@ def kind_of(seen: SeenRecords, columns: Mapping[str, str]) -> RecordKind:
         return "pair"
 
     kinds: Counter[RecordKind] = Counter()
-    # A column that is named as the text has a class beside it, whatever else the record holds.
+    # A record with a column that is named as the text has a class too, whatever else it holds.
     names = {} if "text" in columns else columns
     for record in seen.records:
         named = {key: record.value.get(name) for key, name in names.items()}

@@ -36,7 +36,7 @@ class Encoded:
     trained: list[bool]
     # The label of a labelled text or a judged answer, or the margin of a pair.
     target: tuple[float, ...] = ()
-    # Token types of a labelled text, none of whose tokens is a label.
+    # Token types of a labelled text, which has no labels among its tokens.
     segments: list[int] = field(default_factory=list)
     # What to count about it once.
     notes: frozenset[RowNote] = frozenset()

@@ -86,7 +86,7 @@ class VisionEncoder:
         paths = [image.path for image in encoded.images]
         seen = self._see(paths)
 
-        # The tokens of all images, by their places in the row; those of an image begin at `begin` in this list.
+        # The tokens of all images, by their places in the row; the tokens of an image begin at `begin` in this list.
         places = [place for place, id in enumerate(encoded.ids) if id == token]
         begin = 0
         for number, image in enumerate(seen):
@@ -110,7 +110,7 @@ class VisionEncoder:
         return self._encoder.cut(example, encoded, limit)
 
     def _see(self, paths: Sequence[str]) -> list[Seen]:
-        """Return the images of a row, made ready. Raise ValueError where one cannot be used."""
+        """Return the images of a row, made ready. Raise ValueError if one cannot be used."""
         return self._see_paths(tuple(map(Path, paths)))
 
     def _as_text(self, example: Example) -> Example:
@@ -180,7 +180,7 @@ class VisionEncoder:
         return text
 
     def _expand(self, example: Example, row: Encoded) -> Encoded:
-        """Return the row with the token of each image repeated. Raise ValueError where an image cannot be used.
+        """Return the row with the token of each image repeated. Raise ValueError if an image cannot be used.
 
         Example: a row with an image of four tokens; `x` is a label.
 

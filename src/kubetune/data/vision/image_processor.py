@@ -70,7 +70,7 @@ class Placeholder:
 
     text: str  # what is tokenised
     token: int  # the token in it that is repeated for each feature of the image
-    start: int | None  # the token before it, where the model has one
+    start: int | None  # the token before it, if the model has one
 
 
 class ImageProcessor:
@@ -132,7 +132,7 @@ class ImageProcessor:
 
     @cached_property
     def whole(self) -> WholeProcessor:
-        """Return the model's own processor, where images are no grids. Raise ConfigError for limits of tokens."""
+        """Return the model's own processor, if images are no grids. Raise ConfigError for limits of tokens."""
         if (self._vision.image_max_tokens, self._vision.image_min_tokens) != _NO_LIMITS:
             raise ConfigError(
                 f"vision.image_max_tokens and image_min_tokens: images of {self.name} have the size that its own "
@@ -182,7 +182,7 @@ class ImageProcessor:
     def see(self, files: Sequence[Path]) -> list[Seen]:
         """Return the images of one row as they are in its text. Raise UnusableImage for what cannot be trained on.
 
-        All at once: some models lay out an image otherwise where it is not alone.
+        All at once: some models lay out an image otherwise if there are others.
         """
         facts = []
         contents = []
@@ -216,7 +216,7 @@ class ImageProcessor:
         return tuple(notes)
 
     def read(self, image: ImageRef) -> Picture | Upright:
-        """Return an image that `see` has accepted. Raise DataError where the file is another one now."""
+        """Return an image that `see` has accepted. Raise DataError if the file is another one now."""
         return self.process(content_of(image))
 
     def features(self, picture: Picture | Upright) -> int:
@@ -258,7 +258,7 @@ def _upright(content: bytes) -> Any:
 
 
 def content_of(image: ImageRef) -> bytes:
-    """Return the bytes of an image's file. Raise DataError where it is another one now."""
+    """Return the bytes of an image's file. Raise DataError if it is another one now."""
     try:
         content = Path(image.path).read_bytes()
     except OSError as error:
@@ -277,7 +277,7 @@ def content_of(image: ImageRef) -> bytes:
 def write_limits(processor: ImageProcessor, folder: Path) -> list[str]:
     """Put our budget of tokens into the image processor's files in an exported folder. Return their names.
 
-    Whoever loads them then sees images in the sizes of training. Raise ModelError where that does not come about.
+    Whoever loads them then sees images in the sizes of training. Raise ModelError if that does not come about.
     """
     if not processor.is_grid:
         return []
@@ -288,7 +288,7 @@ def write_limits(processor: ImageProcessor, folder: Path) -> list[str]:
     for name in CONFIGS:
         if not (folder / name).is_file():
             continue
-        # The newer file has the settings of all parts of a processor, the older those of the images alone.
+        # The newer file has the settings of all parts of a processor, the older only of images.
         facts = read_json(folder / name)
         settings = facts.get("image_processor") if name == "processor_config.json" else facts
         if settings is None:
@@ -317,7 +317,7 @@ def write_limits(processor: ImageProcessor, folder: Path) -> list[str]:
 
 
 def processor_of(spec: DataSpec, tokenizer: Tokenizer) -> ImageProcessor | None:
-    """Load the image processor of the model; None where rows have no images. Raise as `load_image_processor` does."""
+    """Load the image processor of the model; None if rows have no images. Raise as `load_image_processor` does."""
     if spec.vision is None:
         return None
     return load_image_processor(spec.model, spec.vision, tokenizer, compares=spec.preference.images)

@@ -67,7 +67,7 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
     search = wishes.search(resolved(config), rungs, name, namespace)
     require_same(folder, search)
 
-    # Each run has its own grace period within that of the sweep.
+    # Each run has its own grace period within the grace period of the sweep.
     relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS
     recipe = Recipe(load, search, folder, name)
     with lock(folder / LOCK, wait=False), explained(folder):
@@ -143,7 +143,7 @@ def _runner(
 def _write_best(
     folder: Path, search: Search, record: Record, recipe: Recipe, config: Config
 ) -> Path:
-    """Write the run file of the best trial, beside the values of the run file that was searched."""
+    """Write the run file of the best trial, with the values of the run file that was searched in comments."""
     # Without overrides, for the comments: they say what the search has changed.
     with suppress(ConfigError):  # the run file may lack a key that is searched
         config = recipe.load([])

@@ -26,7 +26,7 @@ from kubetune.plan.model_shapes import ModelFiles
 
 
 def require_metrics(evaluation: EvaluationConfig) -> None:
-    """Raise ConfigError for metrics whose packages, file or functions are not here. The file is read, not run."""
+    """Raise ConfigError for metrics that lack packages, their file or functions. The file is read, not run."""
     if evaluation.generate is not None:
         require("evaluation.generate.metric", *packages_of(evaluation.generate.metric))
     if evaluation.metrics is not None:

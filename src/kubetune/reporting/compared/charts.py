@@ -1,4 +1,4 @@
-"""Charts of several runs: which of them compare, in which order, and what stands in their place where none does."""
+"""Charts of several runs: which of them compare, in which order, and the text in their place if no chart does."""
 
 from __future__ import annotations
 

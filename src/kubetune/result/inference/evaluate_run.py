@@ -37,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation measured."""
+    """The results of an evaluation."""
 
     metrics: dict[str, float]
     predictions: Path | None = None  # the file that holds a classifier's prediction for each row
@@ -114,7 +114,7 @@ def _evaluate(
     *,
     is_other: bool,
 ) -> tuple[Evaluation, Iterator[dict[str, Any]] | None]:
-    """Load the model and measure it on the rows of `config`, which are those of `--data` if `is_other`.
+    """Load the model and measure it on the rows of `config`, which `--data` names if `is_other`.
 
     Return also a classifier's predictions.
     """
@@ -150,7 +150,7 @@ def _evaluate(
     confusion = task.confusion(learner, parts)
     names: tuple[str, ...] = ()
     if confusion and labels:
-        # Names are shown beside the matrix, and mean nothing without one.
+        # Names are shown with the matrix, and mean nothing without one.
         names = labels.names
     evaluation = Evaluation(metrics, confusion=confusion, names=names, remarks=remarks)
     return evaluation, task.predictions(learner, parts, rows)

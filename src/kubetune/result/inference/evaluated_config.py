@@ -13,7 +13,7 @@ from kubetune.result.inference.requirements import other_sources, require_evalua
 def without_rewards(
     evaluation: EvaluationConfig, *, has_functions: bool
 ) -> tuple[EvaluationConfig, tuple[str, ...]]:
-    """Return an evaluation whose answers no reward of `task: grpo` judges, and a remark if one would.
+    """Return an evaluation in which no reward of `task: grpo` judges answers, and a remark if one would.
 
     Rewards are the run's own code and models, which only its training starts.
     """

@@ -46,7 +46,7 @@ def new_run(request: Request) -> Response:
         values = texts_of(site, read_config(run_dir))
 
     values.setdefault("task", "causal_lm")
-    # Settings without a field, such as those of a list of sources, are kept as they are.
+    # Settings without a field, such as the settings of a list of sources, are kept as they are.
     first, groups = form()
     in_form = {field.key for field in first}
     for group in groups:
@@ -178,7 +178,7 @@ def _needed_and_wrong(error: KubetuneError) -> tuple[list[str], list[str]]:
 
 
 def _another_name(site: Site, taken: str) -> dict[str, Any]:
-    """Return the button that gives a run, whose name is taken, another one."""
+    """Return the button that gives a run another name, since its own is taken."""
     name = free_name(site.folder, taken)
     problem = f"A run is called {taken} already."
     return {"of": problem, "label": f"Call it {name}", "values": {"name": name}}

@@ -110,11 +110,11 @@ def with_fixes(
 ) -> dict[str, Any]:
     """Return problems and warnings with the buttons that fix them, and the fields that they are about.
 
-    `known`: fixes of problems whose words do not say them.
+    `known`: fixes that the words of problems do not say.
     """
     fixes = [*for_problems([*problems, *warnings], typed), *known]
     fields = {text: field_of(text, typed) for text in (*problems, *warnings)}
-    # What is known to fix a problem is where it is seen to.
+    # A problem with a known fix belongs to the field that the fix fills in.
     for fix in fixes:
         fields[fix["of"]] = fields[fix["of"]] or next(iter(fix["values"]))
     return {

@@ -57,7 +57,7 @@ class ChatTemplate:
     ) -> None:
         """`date`: the day (`2026-11-22`) that the template gets when it asks for today's; by default the real one.
 
-        `tokens`: those of the tokenizer that a template may write around texts.
+        `tokens`: the tokens of the tokenizer that a template may write around texts.
         """
         self.source = source
         self.name = name
@@ -80,7 +80,7 @@ class ChatTemplate:
         *,
         generation_prompt: bool = False,
     ) -> str:
-        """Return the text of a conversation; with `generation_prompt`, up to where the next answer begins."""
+        """Return the text of a conversation; with `generation_prompt`, up to the beginning of the next answer."""
         text = self._writer.write_or_explain(messages, tools, generation_prompt=generation_prompt)
         if self._marks_generation:
             text = without_generation_marks(text)
@@ -138,7 +138,7 @@ class ChatTemplate:
             notes.add("text_moved")
         if _rewrites(rendering, trained):
             notes.add("rewrites_answer")
-        # Images are put in last: all other offsets are those of the text without them.
+        # Images are put in last: all other offsets are of the text without them.
         text, spans = self._writer.put_images(text, [span for _, span in answers], messages)
         return Rendered(text, spans, frozenset(notes))
 
@@ -210,8 +210,8 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Any] | None,
     ) -> bool:
-        """True if an answer begins elsewhere than where the generation prompt ends, which may open a thought."""
-        # A template may mark several blocks of a turn. The first is where the turn begins.
+        """True if an answer begins elsewhere than at the end of the generation prompt, which may open a thought."""
+        # A template may mark several blocks of a turn. The turn begins at the first.
         beginnings: dict[int, int] = {}
         for turn, (start, _) in answers:
             beginnings.setdefault(turn, start)
