@@ -56,36 +56,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any], float]] = {
         {**GKD, "max_completion_length": 64},
         2e-5,
     ),
-    "trl's distillation by a server": (
-        "a.yaml",
-        f"{TRL}teacher_model_server_url: http://a:8000\nbeta: 0\nloss_top_k: 20\nloss_add_tail: false\n",
-        {
-            "teacher": "http://a:8000", "beta": 0.0, "support": "teacher_k", "top_k": 20, "rest": "renormalise",
-        },
-        1e-6,
-    ),
-    "trl's distillation by a server, by its defaults": (
-        "a.yaml",
-        f"{TRL}use_teacher_server: true\nteacher_model_server_url: http://a:8000\nlmbda: 1.0\n",
-        {"teacher": "http://a:8000", "support": "teacher_k", "top_k": 1},
-        1e-6,
-    ),
-    "trl's distillation, once of some tokens": (
-        "a.yaml",
-        f"{TRL}teacher_model_name_or_path: a/big\nloss_top_k: 8\nlmbda: 0.5\n",
-        {"teacher": "a/big", "lmbda": 0.5, "support": "student_k", "top_k": 8},
-        1e-6,
-    ),
-    "axolotl's kd": (
-        "a.yaml",
-        f"{AXOLOTL}kd_trainer: true\nkd_ce_alpha: 0.1\nkd_alpha: 0.5\nkd_beta: 0.25\nkd_normalize_topk: true\n"
-        "kd_online_server_base_url: http://10.0.0.7:8000\nkd_online_topk: 20\nkd_online_timeout: 60\n",
-        {
-            "teacher": "http://10.0.0.7:8000", "lmbda": 0.0, "beta": 0.25, "support": "teacher_k", "top_k": 20,
-            "rest": "renormalise", "sft_weight": 0.2, "timeout_seconds": 60.0,
-        },
-        1e-4,
-    ),
     "ms-swift with servers": (
         "a.sh",
         SWIFT + """--gkd_logits_topk 20 --teacher_model_server '[{"url": "http://a:8000"}, {"url": "http://b:8000"}]'\n""",
@@ -147,15 +117,38 @@ def test_a_file_without_a_teacher_is_refused(text: str, tmp_path: Path) -> None:
         import_config(tmp_path / "a.sh")
 
 
-def test_kd_of_axolotl_is_refused_where_it_is_on(tmp_path: Path) -> None:
-    text = f"{AXOLOTL}kd_trainer: "
-    (tmp_path / "a.yaml").write_text(text + "true\nkd_alpha: 0.9\n")
-    with pytest.raises(
-        ConfigError, match=r"a\.yaml:5: kd_trainer: the file names no teacher; expected"
-    ):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            f"{AXOLOTL}kd_trainer: true\nkd_alpha: 0.9\n",
+            "a.yaml:5: kd_trainer: is distillation as axolotl does it; write",
+        ),
+        (
+            f"{TRL}teacher_model_server_url: http://a\n",
+            "a.yaml:3: teacher_model_server_url: is a server of TRL; write",
+        ),
+    ],
+)
+def test_distillation_that_compares_other_tokens_is_refused(
+    text: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
         import_config(tmp_path / "a.yaml")
-    (tmp_path / "a.yaml").write_text(text + "false\n")
+    assert why in str(caught.value)
+
+
+def test_what_is_off_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"{AXOLOTL}kd_trainer: false\n")
     assert "\ntask: " not in import_config(tmp_path / "a.yaml").text
+
+
+def test_the_tokens_that_trl_compares_are_dropped_by_name(tmp_path: Path) -> None:
+    text = f"{TRL}teacher_model_name_or_path: a/big\nloss_top_k: 8\n"
+    (tmp_path / "a.yaml").write_text(text)
+    notes = {note.key: note for note in import_config(tmp_path / "a.yaml").notes}
+    assert notes["loss_top_k"].kind == "dropped"
 
 
 def test_steps_of_sdft_count_prompts(tmp_path: Path) -> None:
@@ -173,17 +166,6 @@ def test_a_teacher_of_two_trainers_is_said_to_be_open(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"{TRL}teacher_model_name_or_path: a/big\n")
     notes = {note.key: note for note in import_config(tmp_path / "a.yaml").notes}
     assert "DistillationTrainer or GKD: the file leaves it open" in notes["task"].text
-
-
-@pytest.mark.parametrize(("beta", "kind"), [(0, "carried"), (0.5, "approximated")])
-def test_tokens_of_a_server_are_exact_for_the_forward_divergence(
-    beta: float, kind: str, tmp_path: Path
-) -> None:
-    text = f"{TRL}teacher_model_server_url: http://a:8000\nloss_top_k: 1\nbeta: {beta}\n"
-    (tmp_path / "a.yaml").write_text(text)
-    notes = {note.key: note for note in import_config(tmp_path / "a.yaml").notes}
-    assert notes["loss_top_k"].kind == kind
-    assert notes["teacher_model_server_url"].kind == "approximated"
 
 
 def test_a_teacher_that_draws_is_dropped_by_name(tmp_path: Path) -> None:

@@ -57,13 +57,11 @@ def model_folder(folder: Path, model_type: str) -> Path:
         ("ms-swift", SWIFT + "--warmup_steps 5 --warmup_ratio 0.1"),
     ],
 )
-def test_steps_of_the_warm_up_count_beside_a_share(peer: str, text: str, tmp_path: Path) -> None:
-    result, config = imported(tmp_path, text, peer)
-    assert config.training.warmup_steps == 5
-    assert (kinds(result)["warmup_steps"], kinds(result)["warmup_ratio"]) == (
-        "approximated",
-        "dropped",
-    )
+def test_steps_of_the_warm_up_beside_a_share_are_refused(
+    peer: str, text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r":\d+: warmup_(steps|ratio): is set beside .* keep one"):
+        imported(tmp_path, text, peer)
 
 
 @pytest.mark.parametrize("value", ["true", "often", ".inf", "-3"])

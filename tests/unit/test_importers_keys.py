@@ -109,9 +109,9 @@ def test_every_key_of_a_peers_schema_is_known_by_its_purpose(peer: str, tmp_path
 # Keys whose default is none, which the tools' code takes for off.
 OFF_WHERE_LEFT_OUT = {
     "axolotl": "auto_find_batch_size bfloat16 cosine_constant_lr_ratio cosine_min_lr_ratio dataloader_drop_last "
-    "dataset_exact_deduplication float16 float32 fp16 fp8 gptq neftune_noise_alpha noisy_embedding_alpha peft_use_dora "
-    "peft_use_rslora process_reward_model reward_model resize_token_embeddings_to_32x streaming trust_remote_code "
-    "use_comet use_eaft use_mlflow use_tensorboard use_trackio use_wandb wandb_watch",
+    "dataset_exact_deduplication float16 float32 fp16 fp8 gptq kd_trainer neftune_noise_alpha noisy_embedding_alpha "
+    "peft_use_dora peft_use_rslora process_reward_model reward_model resize_token_embeddings_to_32x streaming "
+    "trust_remote_code use_comet use_eaft use_mlflow use_tensorboard use_trackio use_wandb wandb_watch",
     "LLaMA-Factory": "neftune_noise_alpha",
     "TRL": "neftune_noise_alpha",
     "ms-swift": "neftune_noise_alpha fp16",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.plugins.importers.axolotl_sources import take_data
-from kubetune.plugins.importers.by_teacher import OF_GKD, OF_KD
+from kubetune.plugins.importers.by_teacher import OF_GKD
 from kubetune.plugins.importers.common.image_keys import say_it_sees
 from kubetune.plugins.importers.common.schedule_keys import assume_warm_up, schedule, warm_up
 from kubetune.plugins.importers.common.source_keys import share
@@ -89,6 +89,16 @@ def _processor(_: Any, draft: Draft) -> Outcome:
     return unneeded("images go through the model's own processor")
 
 
+def _kd(value: Any, draft: Draft) -> Outcome:
+    """Refuse distillation, of which axolotl compares other tokens than kubetune."""
+    if value:
+        draft.refuse(
+            draft.at,
+            "is distillation as axolotl does it; write task: distill and its settings by hand",
+        )
+    return OFF
+
+
 def _model_type(value: Any, _: Draft) -> Outcome:
     """Take a class of transformers for a model that writes; drop any other."""
     if str(value).endswith(("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")):
@@ -129,12 +139,10 @@ TOOL = Tool(
     sources=take_data,
     finish=_finish,
     merged="trl",
-    kind_of_a_key={"kd_trainer": "kd"},
     defaults={"data.max_length": 512, "data.packing": False},
     defaults_of={
         "simpo": SIMPO,
         "gkd": OF_GKD,
-        "kd": OF_KD,
         # On is TRL's default since 1.16, on which axolotl does not build yet.
         "grpo": {"grpo.use_bias_correction_kl": False, CORRECTION: "sequence_mask"},
     },
@@ -206,6 +214,7 @@ TOOL = Tool(
             Row("plugins", other=_plugins),
             Row("model_type", other=_model_type),
             Row("processor_type", other=_processor),
+            Row("kd_trainer", other=_kd),
         ],
         dropped={
             "shuffle_merged_datasets": (SHUFFLED, True),

@@ -23,13 +23,6 @@ OF_SDFT = {
     "distill.num_generations": 8,
     "distill.max_completion_length": 256,
 }
-# The same of axolotl's KD, which learns from answers of the data.
-OF_KD = {
-    "distill.lmbda": 0,
-    "distill.beta": 0.0,
-    "distill.support": "teacher_k",
-    "distill.rest": "renormalise",
-}
 _DRAWN = "answers are drawn by the model's own probabilities, which are those that are compared"
 _URL_OF_TRL = "teacher_model_server_url"
 
@@ -45,7 +38,6 @@ def finish(draft: Draft) -> None:
             draft.kind_key,
             "the file names no teacher; expected teacher_model_name_or_path, teacher_model, or the address of a server",
         )
-    _choose_tokens_of_trl(draft)
     if draft.origin("distill.top_k") == "gkd_logits_topk":
         why = "ms-swift renormalises the teacher's likeliest tokens"
         draft.assume("distill.support", "teacher_k", why)
@@ -55,43 +47,12 @@ def finish(draft: Draft) -> None:
         count_prompts(draft, "distill.num_generations", answers)
 
 
-def _choose_tokens_of_trl(draft: Draft) -> None:
-    """Write down whose likeliest tokens TRL compares, where it does not compare all."""
-    is_served = draft.origin("distill.teacher") == _URL_OF_TRL
-    beta = draft.ours("distill.beta", 1.0)
-    if is_served:
-        draft.assume("distill.top_k", 1)
-        why = "a server answers for the teacher's likeliest tokens"
-        if beta:
-            why += ", and TRL compares the drawn one too"
-        draft.assume("distill.support", "teacher_k", why)
-    elif draft.origin("distill.top_k") == "loss_top_k":
-        whose = "student" if beta == 1 else "teacher"
-        why = f"TRL compares the likeliest tokens of the {whose} with this beta"
-        if 0 < beta < 1:
-            why = "TRL compares the likeliest tokens of both"
-        draft.assume("distill.support", f"{whose}_k", why)
-
-
-def _server_of_trl(value: Any, draft: Draft) -> Outcome:
-    """Take the server of a teacher, unless the file switches it off."""
-    if draft.get("use_teacher_server") is False:
-        return unneeded("use_teacher_server is off")
-    return near(
-        value, "stock `vllm serve` has to answer at this address in place of `trl vllm-serve`"
+def _server_of_trl(_: Any, draft: Draft) -> Outcome:
+    """Refuse the server of a teacher, of which TRL compares other tokens than kubetune by default."""
+    draft.refuse(
+        draft.at,
+        "is a server of TRL; write task: distill with distill.teacher, support and top_k by hand",
     )
-
-
-def _number_of_tokens(value: Any, draft: Draft) -> Outcome:
-    """Return how many tokens TRL compares. Only some of its ways compare the same ones as ours."""
-    number = int(value)
-    if number == 0:
-        return unneeded("all tokens, as here")
-    beta = draft.get("beta")
-    is_reverse = beta in (None, 1) and not draft.get(_URL_OF_TRL) and number > 1
-    if beta == 0 or is_reverse:
-        return carried(number)
-    return near(number, "TRL also compares the drawn token, or the likeliest tokens of both")
 
 
 def _addresses(value: Any, _: Draft) -> Outcome:
@@ -107,21 +68,15 @@ def _addresses(value: Any, _: Draft) -> Outcome:
     return carried(urls)
 
 
-def _share_of_cross_entropy(value: Any, draft: Draft) -> Outcome:
-    """Return the weight of cross-entropy beside a divergence of the weight 1."""
-    return carried(float(value or 0) / float(draft.get("kd_alpha") or 1))
-
-
 # Keys of distillation; each counts before the tool's own row for it.
 TABLE = Table(
     same={
         "distill.teacher": "teacher_model_name_or_path teacher_model",
         "distill.revision": "teacher_model_revision",
         "distill.teacher_prompt": "teacher_prompt_template",
-        "distill.timeout_seconds": "kd_online_timeout",
-        "distill.beta": "beta distillation_alpha kd_beta",
-        "distill.temperature": "temperature kd_temperature",
-        "distill.top_k": "distillation_topk kd_online_topk",
+        "distill.beta": "beta distillation_alpha",
+        "distill.temperature": "temperature",
+        "distill.top_k": "distillation_topk",
         "distill.lmbda": "lmbda",
         "distill.max_completion_length": "max_completion_length max_new_tokens",
         "distill.num_generations": "num_generations",
@@ -129,7 +84,6 @@ TABLE = Table(
     },
     rows=[
         Row("gkd_logits_topk", "distill.top_k", other=numbers(int, unneeded("all tokens, as here"))),
-        Row("loss_top_k", "distill.top_k", other=_number_of_tokens),
         Row(_URL_OF_TRL, "distill.teacher", other=_server_of_trl),
         # SDFT.
         Row("teacher_model_kind", "distill.teacher", {"base": "self"},
@@ -139,14 +93,10 @@ TABLE = Table(
         Row("distillation_add_tail loss_add_tail", "distill.rest", {True: "tail", False: "renormalise"}),
         Row("max_prompt_length", "data.max_length",
             other=lambda value, _: near(value, "prompt and right answer are counted, and longer records left out")),
-        # KD.
-        Row("kd_trainer", other=lambda _, draft: unneeded(f"see task: {draft.ours('task')}")),
-        Row("kd_online_server_base_url teacher_model_server", "distill.teacher", other=_addresses),
-        Row("kd_ce_alpha", "distill.sft_weight", other=_share_of_cross_entropy),
-        Row("kd_normalize_topk", "distill.rest", {True: "renormalise"},
-            near("tail", "axolotl leaves out the rest of the probability, kubetune compares it as one token")),
+        Row("teacher_model_server", "distill.teacher", other=_addresses),
     ],
     dropped={
+        "loss_top_k": ("see distill.support and distill.top_k, which say whose likeliest tokens are compared", 0),
         "seq_kd": ("the teacher draws no answers; let it answer first, and train on that", False),
         "top_p": (_DRAWN, 1.0),
         "top_k": (_DRAWN, 0, -1),
@@ -161,9 +111,6 @@ TABLE = Table(
         "generate_from_teacher": ("the model draws the answers, and the teacher none", False),
         "reverse_kl_top_1_mode": "no token is compared because it was drawn; see distill.support",
         "teacher_update_rate teacher_sync_steps": "the teacher stays the model before training",
-        "kd_alpha": ("it scales the whole loss, on which AdamW does not depend; kd_ce_alpha is carried in proportion", 1),
-        "kd_online_server": ("a teacher on servers is one of vLLM", "vllm"),
-        "kd_temperature_min": "the temperature stays the same",
     },
     unneeded={
         "use_teacher_server": f"{_URL_OF_TRL} is what counts",

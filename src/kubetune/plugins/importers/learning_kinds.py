@@ -19,7 +19,6 @@ _TASKS = {
     "gkd": "distill",
     "distillation": "distill",
     "sdft": "distill",
-    "kd": "distill",
 }
 # Keys that name a kind, and what they may name.
 _NAMING = {

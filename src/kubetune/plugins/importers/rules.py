@@ -17,7 +17,6 @@ from kubetune.plugins.importers.engine import Draft, Kind, near
 from kubetune.plugins.importers.servers import CORRECTION, URLS
 
 _SHARDED = "training.parallelism"
-_FP8 = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
 _OF_COMPARING = " ".join(f"preference.{name}" for name in (*preference.ONLY_WITH, "beta", "loss"))
 
 
@@ -117,14 +116,6 @@ RULES = (
         )
         for name in TRACKERS
     ],
-    # FP8.
-    Rule("training.fp8", _FP8, without="lora"),
-    Rule("training.fp8", _FP8, beside=f"quantization lora.dropout lora.use_dora {_SHARDED}"),
-    Rule(
-        "training.fp8",
-        _FP8,
-        tasks="preference reward_model grpo sequence_classification vision_language",
-    ),
     # Models that are cut over the ranks.
     Rule(
         _SHARDED,

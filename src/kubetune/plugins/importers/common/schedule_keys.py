@@ -21,7 +21,7 @@ _SHAPES_OF_COSINE = (*_SHAPES, "cosine_min_lr_ratio", "min_lr", "lr_decay_iters"
 _SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_restarts": "cosine"}
 _RATIO = "training.warmup_ratio"
 _STEPS = "training.warmup_steps"
-_LATER = "the first step learns already, where theirs has a rate of 0"
+_LATER = "the first step learns already, where the tool's has a rate of 0"
 
 
 def schedule(keys: str) -> Row:
@@ -46,48 +46,29 @@ def warm_up(
     share: str = "warmup_ratio",
     is_axolotl: bool = False,
 ) -> tuple[Row, Row]:
-    """Return the rows of the warm-up's steps and of their share. A file may have both.
+    """Return the rows of the warm-up's steps and of their share. A file with both is refused: versions differ.
 
-    `is_axolotl`: as axolotl counts it, which takes 0 steps for none, 1 for two, and rounds a share down.
-
-    warmup_steps: 0    warmup_ratio: 0.1    a share of 0.1; no warm-up in axolotl, where 0 steps count
-    warmup_steps: 5    warmup_ratio: 0.1    5 steps, near, since tools and their versions differ
+    `is_axolotl`: as axolotl counts it, which takes 1 step for two, and rounds a share down.
     """
-    constant = unneeded(f"{schedule}: constant does not warm up")
-    twice = dropped("an earlier key sets the warm-up")
 
-    def of_steps(value: Any, draft: Draft) -> Outcome:
+    def rule(value: Any, draft: Draft) -> Outcome:
         number = _positive(value, draft)
         if draft.get(schedule) == "constant":
-            return constant
-        has_share = bool(draft.get(share))
-        if number == 0 and has_share and not is_axolotl:
-            return unneeded(f"0 says nothing beside {share}")
-        if draft.has(_STEPS) or draft.has(_RATIO):
-            return twice
+            return unneeded(f"{schedule}: constant does not warm up")
+        other = share if draft.at == steps else steps
+        if draft.get(other) is not None:
+            why = f"is set beside {other}, of which versions of the tool take one or the other; keep one"
+            draft.refuse(draft.at, why)
+        # transformers reads a number of steps below 1 as a share.
+        if draft.at == share or 0 < number < 1:
+            if is_axolotl and draft.get("max_steps"):
+                return near(number, "rounded up to a step, in axolotl down", _RATIO)
+            return carried(number, f"{_RATIO}: {inline(number)}; {_LATER}", _RATIO)
         if number == 1 and is_axolotl:
             number = 2
-        # transformers reads a number below 1 as a share.
-        path = _RATIO if 0 < number < 1 else _STEPS
-        number = number if path == _RATIO else int(number)
-        if number and has_share:
-            return near(number, f"{share} is set too, and other versions take that", path)
-        return carried(number, f"{path}: {inline(number)}; {_LATER}", path)
+        return carried(int(number), f"{_STEPS}: {inline(int(number))}; {_LATER}", _STEPS)
 
-    def of_share(value: Any, draft: Draft) -> Outcome:
-        ratio = _positive(value, draft)
-        if draft.get(schedule) == "constant":
-            return constant
-        number = draft.get(steps)
-        if number or (number == 0 and (is_axolotl or not ratio)):
-            return dropped(f"{steps} is set too")
-        if draft.has(_STEPS) or draft.has(_RATIO):
-            return twice
-        if is_axolotl and draft.get("max_steps"):
-            return near(ratio, "rounded up to a step, in axolotl down")
-        return carried(ratio, f"{_RATIO}: {inline(ratio)}; {_LATER}")
-
-    return Row(steps, _STEPS, other=of_steps), Row(share, _RATIO, other=of_share)
+    return Row(steps, _STEPS, other=rule), Row(share, _RATIO, other=rule)
 
 
 def assume_warm_up(draft: Draft, schedule: str = "lr_scheduler_type", default: float = 0.0) -> None:

@@ -333,7 +333,9 @@ REFERENCE_STAYS: dict[str, Any] = {
     "ref_model_mixup_alpha ref_model_sync_steps": "the reference stays as it is",
 }
 LORA = Table(rows=[switch("use_rslora", "lora.use_rslora"), switch("use_dora", "lora.use_dora")])
-FP8 = Table(rows=[switch("fp8", "training.fp8")])
+FP8 = Table(
+    dropped={"fp8": ("set training.fp8, which is for LoRA without dropout on a whole base", False)}
+)
 FSDP = Table(rows=[fsdp("fsdp fsdp_config")])
 PACKING = Table(
     rows=[Row("packing", "data.packing", other=packing)],
