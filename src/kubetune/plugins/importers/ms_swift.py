@@ -238,7 +238,8 @@ TOOL = Tool(
             # The task and what is trained.
             method("tuner_type"),
             method("train_type"),
-            Row("task_type", "task", {"causal_lm": "causal_lm", "seq_cls": "sequence_classification"}),
+            Row("task_type", "task", {"causal_lm": "causal_lm", "seq_cls": "sequence_classification"},
+                lambda _, draft: draft.refuse_value("task_type")),
             Row("num_labels", "task", other=_labels),
             Row("use_chat_template", other=_chat_template),
             Row("max_epochs", "training.num_train_epochs", other=_max_epochs),
