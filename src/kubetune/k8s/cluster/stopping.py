@@ -186,7 +186,8 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
 def _rendered(spec: RunSpec) -> list[Manifest]:
     """Return the objects of a run that the cluster has the config of."""
     files = {f"/{name}": text for name, text in spec.files.items()}
-    return render(spec.config, plan_without_data(spec.config), files)
+    config = spec.config
+    return render(config, plan_without_data(config), files)
 
 
 def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]:

@@ -72,7 +72,7 @@ def lint(spec: RunSpec, objects: Sequence[Manifest]) -> list[Mistake]:
 
 def _size(spec: RunSpec) -> Iterator[Mistake]:
     # A pod's size, which the user's machine cannot tell: what a laptop detects, a pod must ask for.
-    compute = spec.config.compute
+    compute = spec.compute
     if compute.gpus_per_node is None:
         yield error(
             "compute.gpus_per_node",

@@ -116,8 +116,8 @@ def check_volumes(spec: RunSpec) -> Iterator[Mistake]:
 def check_paths(spec: RunSpec) -> Iterator[Mistake]:
     """Yield paths of the user's machine that no pod will see."""
     config = spec.config
-    model = config.model
-    paths: dict[str, str | None] = dict(source_paths(config.sources))
+    model = spec.model
+    paths: dict[str, str | None] = dict(source_paths(spec.sources))
     paths["model.path"] = model.path
     paths["model.tokenizer"] = model.tokenizer
 

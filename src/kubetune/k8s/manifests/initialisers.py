@@ -46,7 +46,7 @@ def steps(spec: RunSpec) -> dict[str, Command]:
 def init_containers(spec: RunSpec) -> list[Manifest]:
     """Return containers of the trainer's pods that prepare what is missing, for kinds that know no order."""
     # A pod's size is the larger of its init containers and its containers, so they take what the trainer has.
-    compute = spec.config.compute
+    compute = spec.compute
     size = {}
     if compute.memory:
         size = cpu_resources(compute.cpu or 1, compute.memory)

@@ -108,7 +108,7 @@ def _network(spec: RunSpec) -> list[Manifest]:
 
 def _threads(spec: RunSpec) -> list[Manifest]:
     """Return the number of threads of a process: a pod sees all cores of its node and would start a thread for each."""
-    cpu = spec.config.compute.cpu
+    cpu = spec.compute.cpu
     if not cpu:
         return []
     return [value("OMP_NUM_THREADS", max(1, int(cores(cpu) // spec.processes)))]

@@ -13,7 +13,7 @@ from typing import Any
 from kubetune.base.humanize import shell_word
 from kubetune.base.registry.address import SCHEME, Address, mounted_folder, parse
 from kubetune.config.data_files import is_hub_id
-from kubetune.config.schema import Config, Sources
+from kubetune.config.schema import ComputeConfig, Config, ModelConfig, Sources
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
 from kubetune.k8s.run_names import CACHE, DATA_FOLDER, OUTPUTS, run_name
@@ -61,8 +61,11 @@ def plan_without_data(config: Config) -> Plan:
 class RunSpec:
     """One run on a cluster."""
 
-    config: Config
+    config: Config  # for what is written or compared as a whole, and keys that one object reads
     kubernetes: KubernetesConfig
+    compute: ComputeConfig
+    model: ModelConfig
+    sources: Sources
     name: str
     nodes: int  # pods
     processes: int  # ranks of one pod
@@ -80,6 +83,9 @@ class RunSpec:
         return cls(
             config=config,
             kubernetes=config.kubernetes,
+            compute=config.compute,
+            model=config.model,
+            sources=config.sources,
             name=run_name(config.name, config.model.path),
             nodes=plan.nodes,
             processes=plan.processes_per_node,
@@ -142,7 +148,7 @@ class RunSpec:
     @property
     def base_image(self) -> Address | None:
         """The image in a registry that holds the base model; None where it is a folder, or on the hub."""
-        path = self.config.model.path
+        path = self.model.path
         if not path.startswith(SCHEME):
             return None
         return parse(path)
@@ -158,19 +164,19 @@ class RunSpec:
     @property
     def offline(self) -> bool:
         """True if training asks the hub for nothing: the files are local, or an initialiser fetches them."""
-        model = self.config.model
+        model = self.model
         fetched = self.kubernetes.initialisers
         model_on_hub = is_hub_id(model.path) and not model.local_files_only
         if model_on_hub and "model" not in fetched:
             return False
 
-        data_on_hub = any(is_hub_id(path) for _, path in source_paths(self.config.sources))
+        data_on_hub = any(is_hub_id(path) for _, path in source_paths(self.sources))
         return "data" in fetched or not data_on_hub
 
     @property
     def carries_all_data(self) -> bool:
         """True if all data travels with the manifests. In a config read back from the cluster it is in their folder."""
-        paths = [path for _, path in source_paths(self.config.sources)]
+        paths = [path for _, path in source_paths(self.sources)]
         return all(path in self.files or path.startswith(f"{DATA_FOLDER}/") for path in paths)
 
     def carried(self) -> dict[str, str]:

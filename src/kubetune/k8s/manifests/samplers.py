@@ -15,6 +15,7 @@ them by.
 from __future__ import annotations
 
 from kubetune import errors
+from kubetune.config.schema import DistillConfig, GrpoConfig, LoraConfig, ModelConfig
 from kubetune.config.schema.compute import SamplersConfig
 from kubetune.config.vllm import lora_rank, options
 from kubetune.k8s.manifests.kinds.services import headless_service
@@ -162,24 +163,28 @@ def samplers_beside_job(
 
 def command(spec: RunSpec, samplers: SamplersConfig) -> list[str]:
     """Return the command line of a server."""
-    of_task = _teaching if spec.config.task == "distill" else _drawing
-    path, words = of_task(spec)
+    config = spec.config
+    if config.task == "distill":
+        path, words = _teaching(config.distill, config.longest_row)
+    else:
+        assert config.lora is not None, "the config's validators see to it"
+        path = spec.mounted_base or spec.model.path
+        words = _drawing(spec.model, config.lora, config.data.max_length, config.grpo)
     words += options(tensor_parallel_size=samplers.gpus)
     return ["vllm", "serve", path, "--host=0.0.0.0", f"--port={SAMPLER_PORT}", *words]
 
 
-def _drawing(spec: RunSpec) -> tuple[str, list[str]]:
-    """Return model and options of a server that draws, which has to hold all adapters that the run loads."""
-    config = spec.config
-    model = config.model
-    assert config.lora is not None, "the config's validators see to it"
+def _drawing(
+    model: ModelConfig, lora: LoraConfig, longest_prompt: int, grpo: GrpoConfig
+) -> list[str]:
+    """Return the options of a server that draws, which has to hold all adapters that the run loads."""
     # Without it log-probabilities would be those before the temperature.
-    is_changed = config.grpo.temperature != 1.0
-    return spec.mounted_base or model.path, options(
+    is_changed = grpo.temperature != 1.0
+    return options(
         enable_lora=True,
-        max_lora_rank=lora_rank(config.lora.r),
+        max_lora_rank=lora_rank(lora.r),
         max_loras=2,
-        max_model_len=config.data.max_length + config.grpo.max_completion_length,
+        max_model_len=longest_prompt + grpo.max_completion_length,
         revision=model.revision,
         dtype=model.dtype,
         trust_remote_code=model.trust_remote_code,
@@ -187,16 +192,15 @@ def _drawing(spec: RunSpec) -> tuple[str, list[str]]:
     )
 
 
-def _teaching(spec: RunSpec) -> tuple[str, list[str]]:
+def _teaching(distill: DistillConfig, longest_row: int) -> tuple[str, list[str]]:
     """Return model and options of a server that is the teacher."""
-    distill = spec.config.distill
     assert distill.model is not None, "the config's validators see to it"
     # With a token that is drawn behind each row. A prompt of its own may be longer, by nobody knows how much.
     has_own_prompt = distill.teacher_prompt is not None
     return distill.model, options(
         max_logprobs=distill.top_k,
         enable_scale_out=distill.support == "student_k",
-        max_model_len=None if has_own_prompt else spec.config.longest_row + 1,
+        max_model_len=None if has_own_prompt else longest_row + 1,
         revision=distill.revision,
     )
 
@@ -234,16 +238,17 @@ def _pod(spec: RunSpec, samplers: SamplersConfig) -> Manifest:
 def _environment(spec: RunSpec) -> list[Manifest]:
     """Return the variables of a server."""
     variables = {entry["name"]: entry for entry in environment(spec)}
+    config = spec.config
     ours = []
-    if spec.config.task == "grpo":
+    if config.task == "grpo":
         ours.append(value("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True"))
     ours.append(value("VLLM_CACHE_ROOT", f"{CACHE}/vllm"))
     ours.append(value("VLLM_NO_USAGE_STATS", "1"))
-    if spec.config.task == "distill" and spec.config.distill.support == "student_k":
+    if config.task == "distill" and config.distill.support == "student_k":
         # Only this runner scores tokens that are asked for.
         ours.append(value("VLLM_USE_V2_MODEL_RUNNER", "1"))
     # A teacher is fetched by its own server.
-    if spec.offline and spec.config.task == "grpo":
+    if spec.offline and config.task == "grpo":
         ours.append(value("HF_HUB_OFFLINE", 1))
     for entry in ours:
         variables.setdefault(entry["name"], entry)

@@ -19,7 +19,7 @@ def shm_size(spec: RunSpec) -> str:
         return spec.kubernetes.shm_size
 
     # Left out, a container gets 64 MiB, on which NCCL and data workers die with SIGBUS.
-    memory = spec.config.compute.memory
+    memory = spec.compute.memory
     if not memory:
         return "1Gi"
 

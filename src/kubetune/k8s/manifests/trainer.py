@@ -43,7 +43,7 @@ def agent_command(spec: RunSpec) -> list[str]:
 
 def resources(spec: RunSpec) -> Manifest:
     """Return requests and limits of one node. A CPU limit would throttle, not protect."""
-    compute = spec.config.compute
+    compute = spec.compute
     k = spec.kubernetes
     # Kubernetes wants these in requests and limits alike.
     exact: dict[str, str] = {}

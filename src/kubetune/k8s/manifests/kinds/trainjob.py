@@ -65,8 +65,8 @@ def sources(spec: RunSpec) -> Manifest:
         data.train [hub/a, hub/b]   →  dataset: {}
     """
     paths = {
-        "model": [spec.config.model.path],
-        "data": [path for _, path in source_paths(spec.config.sources)],
+        "model": [spec.model.path],
+        "data": [path for _, path in source_paths(spec.sources)],
     }
     initializer: Manifest = {}
     for step in steps(spec):
