@@ -115,8 +115,9 @@ def _rows_behind(run: RunRecord, line: Mapping[str, Any], name: str) -> int:
         return 0
     if name == "eval_accuracy":
         return rows
-    asked = run.config.evaluation.generate
-    if name.removeprefix("eval_") not in RIGHT_OR_WRONG or run.config.draws_answers:
+    config = run.config
+    asked = config.evaluation.generate
+    if name.removeprefix("eval_") not in RIGHT_OR_WRONG or config.draws_answers:
         return 0
     # An evaluation that stops after a time has asked fewer.
     if asked is None or asked.max_seconds is not None:

@@ -55,8 +55,9 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     shown = hero(run)
     facts = facts_line(run, shown)
     rollouts = None
-    if run.config.draws_answers:
-        rollouts = shown_rollouts(run.path, run.config.rewards, SECTION)
+    config = run.config
+    if config.draws_answers:
+        rollouts = shown_rollouts(run.path, config.rewards, SECTION)
         drawn = [answer.reward for answer in _answers(rollouts) if answer.reward is not None]
         if drawn:
             facts.append(f"reward of the best answer shown {number(max(drawn))}")
@@ -84,8 +85,8 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "answer_count": len(run.answers),
         **_data_facts(run),
         "ranks": _ranks(run),
-        "config_text": as_yaml(run.config),
-        "config_values": _config_values(run),
+        "config_text": as_yaml(config),
+        "config_values": _config_values(resolved(config)),
         "versions": run.report.get("versions") or {},
         "throughput": run.report.get("throughput") or {},
         "machine": _machine(run),
@@ -349,10 +350,9 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
     return [(label, str(value)) for label, value in rows if value]
 
 
-def _config_values(run: RunRecord) -> list[tuple[str, str]]:
-    """Return every setting with its value as JSON, also those that the run file does not name."""
-    # With the defaults filled in, as the run saw them.
-    values = dotted_values(resolved(run.config))
+def _config_values(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return every setting with its value as JSON. `settings`: the config with its defaults filled in."""
+    values = dotted_values(settings)
     return [(key, json.dumps(value, ensure_ascii=False)) for key, value in values]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kubetune.base.humanize import counted, number
 from kubetune.config.metric_names import is_share
 from kubetune.config.naming import model_label
-from kubetune.config.schema import DistillConfig, ModelConfig, RewardConfig
+from kubetune.config.schema import ClassificationConfig, DistillConfig, ModelConfig, RewardConfig
 from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting.reading import RunRecord
 
@@ -26,7 +27,7 @@ def task_in_words(run: RunRecord) -> str:
         case "reward_model":
             return "Reward model"
         case "sequence_classification":
-            return _classifier(run)
+            return _classifier(config.classification, run.data)
         case "grpo":
             return "GRPO"
         case "distill":
@@ -39,22 +40,22 @@ def task_in_words(run: RunRecord) -> str:
 def kind(run: RunRecord) -> str:
     """Return what a run learns, and from which model: "Preference (DPO) of chat-0.8m"."""
     task = task_in_words(run)
-    match run.config.task:
+    config = run.config
+    match config.task:
         case "reward_model" | "sequence_classification":
             return f"{task}, from {run.model}"
         case "grpo":
-            return f"{task} of {run.model}, rewarded by {_rewards(run.config.rewards)}"
+            return f"{task} of {run.model}, rewarded by {_rewards(config.rewards)}"
         case "distill":
-            return f"{run.model} distilled from {_teacher(run.config.distill, run.config.model)}"
+            return f"{run.model} distilled from {_teacher(config.distill, config.model)}"
     return f"{task} of {run.model}"
 
 
-def _classifier(run: RunRecord) -> str:
+def _classifier(classification: ClassificationConfig, data: Mapping[str, Any]) -> str:
     """Return a classifier with the number of its classes, as far as settings or prepared data name them."""
-    classification = run.config.classification
     if classification.problem_type == "regression":
         return "Classifier of numbers"
-    train = (run.data.get("splits") or {}).get("train") or {}
+    train = (data.get("splits") or {}).get("train") or {}
     classes = classification.labels or train.get("classes") or ()
     if not classes:
         return "Classifier"

@@ -42,14 +42,15 @@ def failure_of(run: RunRecord, reason: str) -> dict[str, Any]:
 
 def _place(run: RunRecord, reason: str) -> Mapping[str, Any]:
     """Return a file, a few lines of it and the number of the one that is meant; no lines if there is none."""
+    config = run.config
     # data/train.jsonl:12: no column answer
     in_data = re.match(r"(.+?):(\d+): ", reason)
-    if in_data is not None and in_data[1] in _files_of_data(run.config.data):
+    if in_data is not None and in_data[1] in _files_of_data(config.data):
         return _lines(Path(in_data[1]), int(in_data[2]))
 
     # File "rewards.py", line 6, in graded
     in_code = re.search(r'File "(.+?)", line (\d+)', reason)
-    if in_code is not None and in_code[1] in _files_of_rewards(run.config.rewards):
+    if in_code is not None and in_code[1] in _files_of_rewards(config.rewards):
         return _lines(Path(in_code[1]), int(in_code[2]))
 
     # data.max_length: expected at least 1

@@ -42,14 +42,15 @@ def open_run_log(start: RankStart, state: State) -> Iterator[RunLog]:
         run_log.epochs.remember(run_dir, state.step)
 
         # Each is closed at the end, in the opposite order, also after an error.
+        config = start.config
         tracker = trackers.open_tracker(
-            start.config,
+            config,
             run_dir,
             state.step,
             write_page=partial(_write_page, run_dir),
         )
         run_log.tracker = stack.enter_context(tracker)
-        if is_brief(start.config.logging.level):
+        if is_brief(config.logging.level):
             run_log.table = RunTable(plan, start.training.metric_for_best_model)
             print(CLEAR, end="")
             run_log.table.remember(run_dir, state)

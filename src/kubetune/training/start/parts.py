@@ -65,13 +65,15 @@ def build(start: RankStart, memory: Forecast | None) -> Run:
         optimizer,
         feed,
         data,
-        _checkpointer(start, learner, optimizer),
+        _checkpointer(start, learner, optimizer, labelled=config.classifies),
         Movement(learner.model, optimizer, world),
         judge,
     )
 
 
-def _checkpointer(start: RankStart, learner: Learner, optimizer: FlatAdamW) -> Checkpointer:
+def _checkpointer(
+    start: RankStart, learner: Learner, optimizer: FlatAdamW, *, labelled: bool
+) -> Checkpointer:
     """Return what saves the run. Raise EnvironmentFault if the disk has no room for its checkpoints."""
     spec = start.model
     training = start.training
@@ -95,7 +97,7 @@ def _checkpointer(start: RankStart, learner: Learner, optimizer: FlatAdamW) -> C
         optimizer,
         writer,
         training.save_total_limit,
-        labelled=start.config.classifies,
+        labelled=labelled,
         background=background,
         # An adapter's checkpoint holds no code: that of the base is loaded with the base.
         brings_code=spec.model.trust_remote_code and spec.lora is None,

@@ -42,20 +42,21 @@ def forecast_run(start: RankStart) -> Costs:
 
 def settle(start: RankStart, plan: Plan, kept: Costs | None) -> Costs:
     """Return `kept` on all ranks if it follows from the same facts, else a new forecast. Rank 0's plan counts."""
+    config = start.config
     world = start.world
     # Ranks that go by different forecasts would load the model in different ways.
-    own_bytes, _ = rank_memory(start.config.compute.memory, plan, world.device)
+    own_bytes, _ = rank_memory(config.compute.memory, plan, world.device)
     least_bytes = min(process_group.gather(own_bytes, world))
     costs = kept
     if world.is_main:
         data = DataTotals(planned_tokens(plan, start.data), start.data.longest)
-        facts = Facts(digest(start.config), plan, data, DeviceFacts(gpu_name(world), least_bytes))
+        facts = Facts(digest(config), plan, data, DeviceFacts(gpu_name(world), least_bytes))
         changed = [] if kept is None else facts.differing(kept.facts)
         if changed:
             logs.STEP.info("the forecast is made again, for another %s", ", ".join(changed))
         if kept is None or changed:
-            models = RunWeights.of(start.config, os.environ)
-            costs = costs_of(start.config, plan, data, facts.device, models)
+            models = RunWeights.of(config, os.environ)
+            costs = costs_of(config, plan, data, facts.device, models)
     settled: Costs = process_group.broadcast(costs, world)
     return settled
 
