@@ -81,6 +81,14 @@ def of_folder(folder: Path) -> Effect:
     return _remote_code(folder_digest(folder), str(folder))
 
 
+def of_model(model: ModelConfig) -> list[Effect]:
+    """Return the code that a model brings, if its section lets it run."""
+    # Code on the hub is pinned by its commit; without one, the newest runs.
+    if not model.trust_remote_code:
+        return []
+    return [_remote_code(str(model.revision), model.path)]
+
+
 def of_cache(data: DataConfig) -> list[Effect]:
     """Return the folder of prepared data that a run file names, if any."""
     return list(_written(data.cache, None).values())
@@ -214,9 +222,8 @@ def _code_in(
         content = [folder, *_contents(_task_files(Path(folder)))]
         named[TASKS] = _code(TASKS, f"task files of {folder}, which may import Python", content)
 
-    # Code on the hub is pinned by its commit; without one, the newest runs.
-    if model.trust_remote_code:
-        named[REMOTE_CODE] = _remote_code(str(model.revision), model.path)
+    for code in of_model(model):
+        named[REMOTE_CODE] = code
     return named
 
 

@@ -176,7 +176,7 @@ def costs_of(
     if asks_once:
         reference_hours = cost.teacher_hours(work, models.model, models.teacher, plan, rate)
     return Costs(
-        facts=Facts(digest(config), plan, data, device),
+        facts=Facts(digest(resolved(config)), plan, data, device),
         memory=memory_of(config, plan, models, device.memory_bytes, data.longest),
         bill=bill,
         shape=shape,
@@ -250,9 +250,8 @@ def _kept_costs() -> TypeAdapter[Costs]:
     return TypeAdapter(Costs)
 
 
-def digest(config: Config) -> str:
-    """Return a digest of the sections of a config that count for its costs."""
-    settings = resolved(config)
+def digest(settings: Mapping[str, Any]) -> str:
+    """Return a digest of the sections that count for the costs of a run. `settings`: its config, resolved."""
     counted = {name: value for name, value in settings.items() if name not in _WITHOUT_COSTS}
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -6,7 +6,6 @@ tokenizer and template.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,18 @@ from kubetune.training.start import cpu_dtype
 
 
 def model_here(
-    trained: Config,
+    settings: ModelConfig,
     run_dir: Path,
     checkpoint: Path,
     base_by_option: str | None,
     trust_code: str | None,
+    *,
+    is_adapter: bool,
 ) -> ModelConfig:
-    """Return the section `model`, which names base and tokenizer where they are here. `base_by_option`: `--model`.
+    """Return the section with names of base and tokenizer where they are here. `base_by_option`: `--model`.
 
     Raise ModelError if an adapter's base is not here, ConfigError for code that the user has not allowed.
     """
-    is_adapter = trained.lora is not None
-    settings = trained.model
     if base_by_option is not None:
         path = base_by_option
         if is_local(path):
@@ -63,7 +62,7 @@ def model_here(
         if not is_adapter:
             code.append(consent.of_folder(checkpoint))
         if is_adapter or not is_local(settings.path):
-            code += _code_of(settings, trained)
+            code += consent.of_model(settings)
         consent.require(code, run_dir, trust_code)
     return settings
 
@@ -102,21 +101,13 @@ def _with_pin(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"revision": pin})
 
 
-def allowed_base(
-    model: ModelConfig, trained: Config, run_dir: Path, trust_code: str | None
-) -> ModelConfig:
+def allowed_base(model: ModelConfig, run_dir: Path, trust_code: str | None) -> ModelConfig:
     """Return the section that the base is loaded by. Raise ConfigError for code that the user has not allowed."""
     if not model.trust_remote_code:
         return model
     model = _with_pin(model)
-    consent.require(_code_of(model, trained), run_dir, trust_code)
+    consent.require(consent.of_model(model), run_dir, trust_code)
     return model
-
-
-def _code_of(model: ModelConfig, trained: Config) -> Sequence[consent.Effect]:
-    """Return the code that a run's model brings, as it is named here."""
-    config = trained.model_copy(update={"model": model})
-    return consent.effects_of(config, [consent.REMOTE_CODE])
 
 
 def require_room(model: Any, device: torch.device) -> None:

@@ -61,8 +61,14 @@ class Result:
 
         Raise ModelError if an adapter's base is not here.
         """
+        trained = self.trained
         return model_here(
-            self.trained, self.run_dir, self.checkpoint, self.base_by_option, self.trust_code
+            trained.model,
+            self.run_dir,
+            self.checkpoint,
+            self.base_by_option,
+            self.trust_code,
+            is_adapter=trained.lora is not None,
         )
 
     @cached_property
@@ -123,7 +129,7 @@ class Result:
             # It stays in memory, since whoever compares asks both by turns.
             require_room(model, default_device())
             with self.checked(base=True):
-                allowed = allowed_base(self.model, self.trained, self.run_dir, self.trust_code)
+                allowed = allowed_base(self.model, self.run_dir, self.trust_code)
                 spec = replace(self.spec, model=allowed)
                 base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
 

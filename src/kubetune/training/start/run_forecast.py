@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from kubetune.base import logs
+from kubetune.config.resolved import resolved
 from kubetune.distributed import process_group
 from kubetune.plan.cost import price_line, time_line
 from kubetune.plan.costs import (
@@ -50,7 +51,9 @@ def settle(start: RankStart, plan: Plan, kept: Costs | None) -> Costs:
     costs = kept
     if world.is_main:
         data = DataTotals(planned_tokens(plan, start.data), start.data.longest)
-        facts = Facts(digest(config), plan, data, DeviceFacts(gpu_name(world), least_bytes))
+        facts = Facts(
+            digest(resolved(config)), plan, data, DeviceFacts(gpu_name(world), least_bytes)
+        )
         changed = [] if kept is None else facts.differing(kept.facts)
         if changed:
             logs.STEP.info("the forecast is made again, for another %s", ", ".join(changed))
