@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kubetune.plan.flops import LinearCost, causal_pairs, cost
-from kubetune.plan.gpu_specs import stated_tflops
+from kubetune.training.gpu_specs import stated_tflops
 
 Adapt = Literal["attention", "all-linear", "full"]
 

@@ -13,11 +13,11 @@ from benchmarks.models import SHAPES
 from kubetune.config.load import load_config
 from kubetune.config.schema import LoraConfig
 from kubetune.plan.flops import planned_cost
-from kubetune.plan.gpu_specs import stated_tflops
 from kubetune.plan.linears import Trainable
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.rundir.throughput import throughput, throughput_line
 from kubetune.training import learner_flops as measured_flops
+from kubetune.training.gpu_specs import stated_tflops
 from tests.architectures import MIXTURE, PROMISED, build_model
 
 LENGTH = 24

@@ -23,8 +23,8 @@ from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
 from kubetune.plan.flops import Cost, LinearCost, cost, visited_share
-from kubetune.plan.gpu_specs import stated_tflops
 from kubetune.plan.linears import is_expert
+from kubetune.training.gpu_specs import stated_tflops
 
 
 def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:

@@ -1,7 +1,7 @@
-"""Peak speeds of GPUs by their vendors' data sheets, for MFU and for the hours that `plan` forecasts.
+"""Peak speeds of GPUs by their vendors' data sheets, for MFU.
 
 They are for dense 16-bit matrix products with sums in fp32. If a data sheet gives the figure with sparsity (L4, L40,
-L40S, H100, H200), half of it counts, as its footnote says. Others are measured (training/learner_flops.py).
+L40S, H100, H200), half of it counts, as its footnote says. Others are measured (learner_flops.py).
 """
 
 from __future__ import annotations
