@@ -29,7 +29,7 @@ from kubetune.models.mixtures.stacked_experts import (
 )
 from kubetune.models.mixtures.targets import unreached_names
 from kubetune.models.padding_free import choose_attention
-from kubetune.plan.base_model import may_lack_targets, require_targets
+from kubetune.plan.adapter_targets import may_lack_targets, require_targets
 from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
 from kubetune.result.forms.wanted import WantedExport

@@ -28,12 +28,8 @@ from kubetune.library.verdict.built_targets import require_built_targets
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained
 from kubetune.models.model_spec import ModelSpec
-from kubetune.plan.base_model import (
-    lacks_whole_modules,
-    may_lack_targets,
-    positions_of,
-    require_targets,
-)
+from kubetune.plan.adapter_targets import lacks_whole_modules, may_lack_targets, require_targets
+from kubetune.plan.base_model import positions_of
 from kubetune.plan.linears import unreached
 from kubetune.plan.model_shapes import ModelFiles, read_config, read_weights
 from tests.architectures import COMMON

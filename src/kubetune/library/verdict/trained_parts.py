@@ -7,12 +7,8 @@ from kubetune.config.schema.grpo import ServersConfig
 from kubetune.config.schema.model import ModelConfig, VisionConfig
 from kubetune.errors import ConfigError
 from kubetune.library.verdict.built_targets import require_targets_elsewhere
-from kubetune.plan.base_model import (
-    UNKNOWN_TO_SERVERS,
-    may_lack_targets,
-    require_fitting_codes,
-    require_targets,
-)
+from kubetune.plan.adapter_targets import UNKNOWN_TO_SERVERS, may_lack_targets, require_targets
+from kubetune.plan.base_model import require_fitting_codes
 from kubetune.plan.linears import Trainable, adapted_stacks, part_of, trained_by_part
 from kubetune.plan.model_shapes import Weights
 

@@ -15,7 +15,7 @@ from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.stacked_experts import swap_experts
 from kubetune.models.mixtures.targets import find_targets, has_matrix, unreached_names
 from kubetune.models.sharded_base import base_shards
-from kubetune.plan.base_model import lacks_whole_modules
+from kubetune.plan.adapter_targets import lacks_whole_modules
 from kubetune.plan.linears import targeted
 
 

@@ -16,7 +16,12 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.stacked_experts import routers_of, stacks_of
-from kubetune.plan.base_model import lacks_match, lacks_targets, lacks_tensors, refused_on_tensors
+from kubetune.plan.adapter_targets import (
+    lacks_match,
+    lacks_targets,
+    lacks_tensors,
+    refused_on_tensors,
+)
 from kubetune.plan.linears import is_target, targeted, unreached
 
 # Names that the layers of each expert had, and have in other tools, by the stacked tensor that holds them now. A tensor

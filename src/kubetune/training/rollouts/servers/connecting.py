@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.plan.base_model import UNKNOWN_TO_SERVERS
+from kubetune.plan.adapter_targets import UNKNOWN_TO_SERVERS
 from kubetune.training.rollouts.drawer import Drawer
 from kubetune.training.rollouts.servers.adapters import AdapterFiles
 from kubetune.training.rollouts.servers.requests import Asking
