@@ -19,16 +19,17 @@ A kill leaves nothing else, and the next export of that name deletes the folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors, extras
-from kubetune.config.schema import LoraConfig
+from kubetune.config.schema import LoraConfig, ModelConfig
+from kubetune.data.reading import hub
 from kubetune.result.forms import gguf_words, programs
 from kubetune.result.forms.form import CardModel, CardParts, Form
-from kubetune.result.forms.gguf_keys import general_keys
-from kubetune.result.forms.wanted import Kind, TrainedModel, WantedExport
+from kubetune.result.forms.wanted import Kind, TrainedModel, WantedExport, base_name
 from kubetune.result.gguf_files import llama_cpp, quantise
 from kubetune.result.gguf_files.weight_types import (
     ADAPTER,
@@ -162,7 +163,7 @@ def _write_model(draft: ExportDraft) -> dict[str, Any]:
 
     source = draft.source
     kind = source.gguf or ""
-    about = general_keys(source.result.trained.name, source.model)
+    about = _general_keys(source.result.trained.name, source.model)
     ends = list(source.result.tokenizer.eos_ids)
     path = draft.folder / file_name(kind)
     plain = gguf_proof.plain_path(draft)
@@ -205,9 +206,49 @@ def _write_adapter(draft: ExportDraft) -> dict[str, Any]:
     described = facts_of(source.result.base_folder, any_weights=True)
     source.tell(f"writing {path.name}")
     pairs = write_adapter(
-        draft.staging, described, path, general_keys(source.result.trained.name, source.model)
+        draft.staging, described, path, _general_keys(source.result.trained.name, source.model)
     )
     return {"file": path.name, "type": ADAPTER, "pairs": pairs}
+
+
+def _general_keys(name_of_run: str | None, model: ModelConfig) -> dict[str, str]:
+    """Return the keys of `general.` that say what the model is. `model`: its base."""
+    base = base_name(model.path)
+    about = {
+        "name": name_of_run or base,
+        "finetune": "kubetune",
+        **_licence_of(model),
+    }
+    # Qwen/Qwen3-8B; a folder of this machine has one part.
+    organization, _, name = base.rpartition("/")
+    if organization:
+        about["base_model.0.name"] = name
+        about["base_model.0.organization"] = organization
+        about["base_model.0.repo_url"] = f"https://huggingface.co/{base}"
+    return about
+
+
+def _licence_of(model: ModelConfig) -> dict[str, str]:
+    """Return the licence that the base's card names; nothing if it has no card, or none can be asked for."""
+    try:
+        card = hub.find_files(model, model.path, ("README.md",)).get("README.md")
+    except errors.KubetuneError:
+        return {}
+    if card is None:
+        return {}
+    # The card's head is YAML between two lines of dashes, such as
+    #     ---
+    #     license: other
+    #     license_name: "qwen"         → license.name
+    #     ---
+    parts = card.read_text("utf-8", errors="replace").split("---")
+    licence = {}
+    for line in "".join(parts[1:2]).splitlines():
+        match = re.match(r"(license|license_name|license_link): *(\S.*)", line)
+        if match is not None:
+            key = match[1].replace("license_", "license.")
+            licence[key] = match[2].strip().strip("\"'")
+    return licence
 
 
 FORM = GgufForm()
