@@ -32,8 +32,8 @@ from kubetune.result.forms.wanted import (
 )
 from kubetune.result.inference.requirements import require_undamaged
 from kubetune.result.inference.result import Result, default_device, open_result
-from kubetune.result.publishing import base_files, export_facts, model_card, modelfile
-from kubetune.result.publishing.written_export import Export
+from kubetune.result.publishing import base_files, model_card, modelfile
+from kubetune.result.publishing.written_export import Export, facts_of
 from kubetune.training.saving.full_disk import explained_full_disk
 
 # Adapters as they are, weights that were trained whole as they are.
@@ -114,7 +114,7 @@ def _fill(source: ExportSource, form: Form, folder: Path) -> dict[str, Any]:
             draft = _written_and_proved(form, draft)
         shutil.rmtree(staging)
 
-    facts = export_facts.facts_of(draft, form)
+    facts = facts_of(draft, form)
     if programs.OLLAMA in facts["served_by"]:
         modelfile.write(draft)
     model_card.write(draft, form, facts)
