@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kubetune.base import logs
 from kubetune.config.schema import Config, ModelConfig, TrainingConfig
 from kubetune.config.schema.agreement import not_in_fp8
@@ -24,6 +22,7 @@ from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics
 from kubetune.rundir.throughput import last_start
 from kubetune.training.start import cpu_dtype
+from kubetune.training.start.start_log import gpu_name
 
 
 def decide(
@@ -74,10 +73,7 @@ def _choose(
         return _as_begun(asked, begun)
 
     # What `kubetune bench` measured on this kind of device.
-    gpu = None
-    if world.device.type == "cuda":
-        gpu = torch.cuda.get_device_name(world.device)
-    known = measured.read(gpu)
+    known = measured.read(gpu_name(world))
     chosen = dict(asked)
     if asked["attention"] == "auto" and known.attention == "sdpa":
         chosen["attention"] = "sdpa"

@@ -32,17 +32,15 @@ def record_start(start: RankStart, run: Run, state: State, costs: Costs) -> None
     """Record the event of this start, with the forecast and the facts that speeds depend on."""
     # Speeds of two starts can only be compared if these are the same.
     config = start.config
-    saved_share = run.plan.saved_share
     facts = learner_flops.describe(
         run.learner,
         config.compute.peak_tflops,
         run.data.train,
         run.world.device,
         run.dtype,
-        saved_share,
+        run.plan.saved_share,
     )
-    # What a resumed run has to take over, and what forecasts compare.
-    facts["saved_share"] = saved_share
+    # What a resumed run has to take over.
     facts |= auto_settings.as_event(start.model.model, start.training)
     facts["machine"] = machine.describe()
     facts["forecast"] = costs.kept()
