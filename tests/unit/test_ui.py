@@ -468,6 +468,10 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         page.get_by_text(re.compile(r"\d+ more charts")).click()
         page.locator(".more-charts .chart canvas").first.wait_for()
         page.select_option("#x-axis", "share")
+        # On paper nothing can be pressed.
+        page.emulate_media(media="print")
+        assert not page.locator(":is(.bar-top, .actions, .toolbar, .verb button):visible").count()
+        page.emulate_media(media="screen")
         # The table of runs is as wide as the window, and its cells stand below their headings.
         browser.show(page, f"{address}/")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

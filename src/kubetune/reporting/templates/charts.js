@@ -237,7 +237,7 @@ window.drawCharts = () => {
     const columns = columnsOf(chart, lines);
     if (lines.some((line) => line.isSmooth)) byId("smoothing").parentElement.hidden = false;
     const plot = new uPlot({
-      width: onPaper ? 330 : Math.max(200, place.clientWidth),
+      width: onPaper ? (place.closest(".hero") ? 560 : 330) : Math.max(200, place.clientWidth),
       height: place.closest(":fullscreen") ? innerHeight - 190 : onPaper ? 190 : place.closest(".hero") ? Math.min(400, Math.max(200, place.clientHeight)) : place.closest(".pane") || innerWidth < 600 ? 200 : 250,
       series: [{ label: xName }, ...lines.map((line) => series(line, hidden.get(index).has(line.of)))],
       bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
