@@ -249,7 +249,7 @@ window.drawCharts = () => {
         { ...axis, space: 60, size: 34, labelSize: 16, label: byId("x-axis").selectedOptions[0].textContent + (xName === "time" ? `, ${unitOfTime()[1]}` : ""),
           values: (u, at) => at.map((v) => (Number.isInteger(v) || !["step", "tokens"].includes(xName) ? onX(v) : "")) },
         // A name that is over the chart already, or longer than the axis, is left out.
-        { ...axis, ...(chart.axis === chart.title || chart.axis.length > 34 ? {} : { label: chart.axis }), size: (u, texts) => Math.max(62, ...(texts ?? []).map((text) => 14 + 7 * text.length)),
+        { ...axis, ...(chart.axis === chart.title || chart.axis.length > 24 ? {} : { label: chart.axis }), size: (u, texts) => Math.max(62, ...(texts ?? []).map((text) => 14 + 7 * text.length)),
           ...(chart.unit === "bytes" && !scales.get(index) ? { incrs: binary } : {}),
           values: (u, at) => ticks(at, chart.unit) },
       ],
