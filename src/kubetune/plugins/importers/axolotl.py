@@ -7,6 +7,7 @@ from typing import Any
 from kubetune.plugins.importers.axolotl_sources import take_data
 from kubetune.plugins.importers.by_teacher import OF_GKD
 from kubetune.plugins.importers.common.image_keys import say_it_sees
+from kubetune.plugins.importers.common.result_keys import TRACKERS, hub_model
 from kubetune.plugins.importers.common.schedule_keys import assume_warm_up, schedule, warm_up
 from kubetune.plugins.importers.common.source_keys import share
 from kubetune.plugins.importers.common.target_keys import PATH, modules
@@ -18,11 +19,9 @@ from kubetune.plugins.importers.common.training_keys import (
     OFFLOADING,
     OPTIMIZERS,
     SHUFFLED,
-    TRACKERS,
     TRAINING,
     bfloat16,
     fsdp,
-    hub_model,
     method,
     other_optimizer,
     packing,

@@ -13,7 +13,7 @@ from typing import Any
 from kubetune.base.secrets import names_secret
 from kubetune.config.environment import VARIABLES
 from kubetune.config.schema.quantities import ENV_NAME, QUANTITY
-from kubetune.plugins.importers.common.training_keys import REPOSITORY, run_name
+from kubetune.plugins.importers.common.result_keys import REPOSITORY, run_name
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.schema import DataConfig, LoraConfig, grpo, preference
-from kubetune.plugins.importers.common.training_keys import TRACKERS
+from kubetune.plugins.importers.common.result_keys import TRACKERS
 from kubetune.plugins.importers.engine import Draft, Kind, near
 from kubetune.plugins.importers.servers import CORRECTION, URLS
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.plugins.importers.by_reward import ALL_TOKENS
+from kubetune.plugins.importers.common.result_keys import trackers
 from kubetune.plugins.importers.common.schedule_keys import assume_warm_up
 from kubetune.plugins.importers.common.source_keys import take_sources, tidy
-from kubetune.plugins.importers.common.training_keys import SHUFFLED, trackers
+from kubetune.plugins.importers.common.training_keys import SHUFFLED
 from kubetune.plugins.importers.engine import (
     OFF,
     Draft,

@@ -1,13 +1,19 @@
-"""What several tools have: conversions of values, and Hugging Face's TrainingArguments."""
+"""Conversions of values that several tools share, and the table of Hugging Face's TrainingArguments."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kubetune.plugins.importers.common.image_keys import MODELS
+from kubetune.plugins.importers.common.result_keys import (
+    hub_model,
+    push,
+    remote_code,
+    run_name,
+    trackers,
+)
 from kubetune.plugins.importers.common.schedule_keys import every, schedule, strategy
 from kubetune.plugins.importers.engine import (
     OFF,
@@ -22,15 +28,12 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.readings import as_list
 
 NO_EFFECT = "has no counterpart, and no effect on the result"
 NO_STOP = unneeded("the run goes on to its end, as here")
 FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
 FUSED = "fused kernels are used where they are proved equal"
 SHUFFLED = "rows are shuffled, each epoch anew"
-TRACKERS = ("mlflow", "wandb", "trackio")
-REPOSITORY = r"[\w.-]+/[\w.-]+"
 _DAY = 24 * 3600
 _OWN_TEMPLATE = (
     "prompts are written by the tokenizer's own chat template. If that is another one, write this one into a Jinja "
@@ -132,63 +135,12 @@ def other_optimizer(value: Any, draft: Draft) -> Outcome:
     return near("adamw", f"kubetune has no {value}; choose the learning rate anew for AdamW")
 
 
-def hub_model(value: Any, _: Draft) -> Outcome:
-    """Carry where the result is uploaded."""
-    if re.fullmatch(REPOSITORY, str(value)):
-        return carried(value)
-    return dropped(f"push.repo wants ORG/NAME, found {value}")
-
-
-def push(_: Any, draft: Draft) -> Outcome:
-    """Upload the result where another key says where to."""
-    if draft.get("hub_model_id"):
-        return unneeded("follows from `push`, which hub_model_id sets")
-    return dropped("no hub_model_id is given; set push.repo: ORG/NAME")
-
-
-def run_name(value: Any, _: Draft) -> Outcome:
-    """Make a name that Kubernetes accepts."""
-    name = re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")[:40].strip("-")
-    if name == value:
-        return carried(name)
-    if name:
-        return near(name, "lower case letters, digits and dashes, as Kubernetes wants")
-    return dropped("holds no letter that a name may have")
-
-
-def trackers(value: Any, draft: Draft) -> Outcome:
-    """Switch on the trackers of `report_to`, or of verl's loggers `['console', 'wandb']`, each in its own section."""
-    wanted = as_list(re.sub(r"[\[\]'\" ]", "", str(value)).lower())
-    outcome = unneeded("no tracker; the run keeps its log in any case")
-    # One key may switch on several: each is a note and a setting of its own, and the last outcome is the key's.
-    for name in ("tensorboard", *TRACKERS):
-        if name in wanted or (name == "tensorboard" and "all" in wanted):
-            outcome = carried(True if name == "tensorboard" else None, path=f"tracking.{name}")
-            draft.write(draft.at, outcome)
-    known = ("tensorboard", *TRACKERS, "none", "all", "false", "console", "file")
-    others = ", ".join(name for name in wanted if name not in known)
-    if others:
-        return dropped(
-            f"kubetune has no {others}; it has TensorBoard, {', '.join(TRACKERS)} (tracking)"
-        )
-    return outcome
-
-
 def bfloat16(value: Any, draft: Draft) -> Outcome:
     """Take bfloat16. Switched off, with no other kind named, it means float32 to axolotl and TRL."""
     kinds = ("fp16", "float16", "bfloat16", "dtype", "torch_dtype", "load_in_8bit")
     if not value and not any(draft.get(kind) for kind in kinds):
         return carried("float32")
     return _BF16.outcome(value, draft)
-
-
-def remote_code(_: Any, draft: Draft) -> Outcome:
-    """Carry the consent to code that comes with a model; ours needs a commit, for which no tool asks."""
-    if re.fullmatch(r"[0-9a-f]{40}", str(draft.ours("model.revision"))):
-        return carried(True)
-    return dropped(
-        "most models need no code of their own; where one does, set model.revision to a commit as well"
-    )
 
 
 def packing(value: Any, draft: Draft) -> Outcome:
