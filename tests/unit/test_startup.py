@@ -105,14 +105,14 @@ def folder(tmp_path: Path) -> Path:
     [
         (["--help"], "write a commented run file", set(), 13),
         (["init"], "learning_rate", set(), 20),
-        (["plan", "--help"], "--lora-r", CONFIG, 152),
+        (["plan", "--help"], "--lora-r", CONFIG, 160),
         (
             ["plan", "run.yaml", "training.global_batch_size=32"],
             "effective batch   32",
             CONFIG,
-            193,
+            200,
         ),
-        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 193),
+        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 200),
         (["render", str(CLUSTER_RUN), "--kind=jobset"], "kind: JobSet", CONFIG, 140),
     ],
     ids=["help", "init", "plan-help", "plan", "plan-json", "render"],
@@ -132,7 +132,7 @@ def test_a_plan_with_a_tokenizer_reads_it_once_and_takes_no_more_than_its_librar
     done = run_verb(folder, "plan", "run.yaml", f"model={model}", "kubernetes=null")
     assert "a row (from 200 rows)" in done.stdout
     # The data are small, so all rows are looked at; numpy draws those that are held out.
-    require_light(done, CONFIG | TOKENIZER | {"numpy"}, 226, tokenizers=1)
+    require_light(done, CONFIG | TOKENIZER | {"numpy"}, 232, tokenizers=1)
 
 
 def test_mistakes_are_explained_with_exit_code_2(
