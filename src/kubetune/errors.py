@@ -107,7 +107,7 @@ class Preempted(KubetuneError):
         if "KUBERNETES_SERVICE_HOST" in os.environ:
             again = "the next start, after `kubetune stop` that of `kubetune resume`, will"
         if step:
-            message = f"stopped after step {step}; {again} continue from there"
+            message = f"stopped after step {step:,}; {again} continue from there"
         else:
             message = f"stopped before the first step; {again} start"
         super().__init__(message)

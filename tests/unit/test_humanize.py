@@ -111,3 +111,18 @@ def test_a_column_without_a_name_is_named_too() -> None:
 )
 def test_lists_say_how_long_ago(moment: str | None, text: str) -> None:
     assert humanize.ago(moment, datetime(2026, 11, 28, 9, tzinfo=UTC)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (4.44, "4.4 s"),
+        (42.3, "42 s"),
+        (64, "1 min"),
+        (3188, "53 min"),
+        (4300, "1 h 12 min"),
+    ],
+)
+def test_estimates_say_no_seconds_beside_minutes(seconds: float | None, text: str) -> None:
+    assert humanize.estimate(seconds) == text

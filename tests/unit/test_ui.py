@@ -1001,7 +1001,8 @@ def test_the_list_draws_the_metric_that_is_chosen_and_is_where_runs_to_compare_a
 ) -> None:
     for name, values in (("a", (0.0, 0.5, 1.0)), ("b", ())):
         lines = [{"step": 1, "epoch": 1.0, "loss": 2.0}, {"step": 2, "epoch": 1.0, "loss": 1.0}]
-        lines += [{"step": 2, "epoch": 1.0, "eval_accuracy": value} for value in values]
+        for step, value in enumerate(values, start=1):
+            lines.append({"step": step, "epoch": 1.0, "eval_accuracy": value})
         run_dir = write_run(tmp_path / name, 60)
         (run_dir / metrics.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     with client_of(tmp_path) as visitor:

@@ -101,6 +101,15 @@ def duration(seconds: float | None) -> str:
     return text
 
 
+def estimate(seconds: float | None) -> str:
+    """Return a time that is no more than an estimate: `17 min`, not `16 min 58 s`. A dash for None."""
+    if seconds is None:
+        return duration(None)
+    if seconds >= 60:
+        return duration(60 * round(seconds / 60))
+    return duration(seconds) if seconds >= 10 else f"{number(float(f'{seconds:.2g}'))} s"
+
+
 def pause(seconds: float) -> str:
     """Return `; training paused 0.2 s` for the end of a line. Empty if the pause is too short to notice."""
     if seconds < 0.005:

@@ -175,7 +175,7 @@ def newest_with(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Any] | N
 
 
 def evaluations(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the evaluations near the end of metrics.jsonl, the newest first."""
+    """Yield the evaluations of metrics.jsonl, the newest first."""
     return jsonl.newest_first(run_dir / METRICS, OF_EVALUATION, _LINE_CHECKS[METRICS])
 
 

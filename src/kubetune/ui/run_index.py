@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ _FILES = (
 )  # fmt: skip
 _MOST_KEPT = 24  # records in memory
 
-# The small curve of the list: values, and its size in pixels.
+# The small curve of the list: steps with values, at most so many, and its size in pixels.
+Point = tuple[float, float]
 _SPARK_POINTS = 40
 _SPARK_WIDTH = 120
 _SPARK_HEIGHT = 28
@@ -246,33 +246,47 @@ def _example(run_dir: Path) -> str:
     return ""
 
 
-def _losses(run_dir: Path) -> list[float]:
+def _losses(run_dir: Path) -> list[Point]:
     """Return some training losses of a run, from the first to the last."""
     # A sample of the file: a small curve needs no more.
     lines = jsonl.sample(run_dir / metrics.METRICS, _SPARK_POINTS)
-    return [line["loss"] for line in lines if isinstance(line.get("loss"), int | float)]
+    return by_step(lines, "loss")
 
 
 def _measured(run_dir: Path, before: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the newest evaluations of a run in their order, and before them what it was before training."""
-    newest = list(islice(metrics.evaluations(run_dir), _SPARK_POINTS))
-    return [before, *reversed(newest)]
+    """Return some evaluations of a run, the last among them, and before them what it was before training."""
+    newest_first = list(metrics.evaluations(run_dir))
+    every = max(1, -(-len(newest_first) // _SPARK_POINTS))  # rounded up
+    some = newest_first[::every]
+    return [{**before, "step": 0}, *reversed(some)]
 
 
-def spark(values: Sequence[float]) -> str:
-    """Return values as points of a polyline that is as small as a word; "" for fewer than two."""
-    if len(values) < 2:
+def by_step(lines: Iterable[Mapping[str, Any]], name: str) -> list[Point]:
+    """Return step and value of the lines that have a number of this name."""
+    points = []
+    for line in lines:
+        value: Any = line.get(name)
+        if metrics.is_number(value) and metrics.is_number(line.get("step")):
+            points.append((line["step"], value))
+    return points
+
+
+def spark(points: Sequence[Point]) -> str:
+    """Return steps and values as points of a polyline that is as small as a word; "" for fewer than two."""
+    if len(points) < 2:
         return ""
 
     # Two pixels above and below stay free for the width of the line.
+    values = [value for _, value in points]
     low = min(values)
     high = max(values)
-    x_step = _SPARK_WIDTH / (len(values) - 1)
+    first, last = points[0][0], points[-1][0]
+    x_scale = _SPARK_WIDTH / ((last - first) or 1)
     y_scale = (_SPARK_HEIGHT - 4) / ((high - low) or 1)
-    points = []
-    for index, value in enumerate(values):
-        points.append(f"{index * x_step:.1f},{2 + (high - value) * y_scale:.1f}")
-    return " ".join(points)
+    drawn = []
+    for step, value in points:
+        drawn.append(f"{(step - first) * x_scale:.1f},{2 + (high - value) * y_scale:.1f}")
+    return " ".join(drawn)
 
 
 def signature(run_dir: Path) -> Signature:

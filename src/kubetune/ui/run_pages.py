@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.base.humanize import counted, duration
+from kubetune.base.humanize import counted, estimate
 from kubetune.errors import (
     ENVIRONMENT,
     GATE,
@@ -26,14 +26,13 @@ from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.page import curves_of, page_of
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.labels import read_labels
-from kubetune.rundir.metrics import is_number
 from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.chat.opening import ASKING
 from kubetune.ui.failure import failure_of, mend_of
 from kubetune.ui.log_file import rank_of
 from kubetune.ui.run_commands import launchers
-from kubetune.ui.run_index import spark
+from kubetune.ui.run_index import by_step, spark
 from kubetune.ui.site import Site, html, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
@@ -53,16 +52,14 @@ def _row(site: Site, run: Mapping[str, Any], metric: str) -> dict[str, Any]:
     main = run["main"]
     if metric:
         main = metric if evaluation.get(metric) is not None else None
-    values = [line.get(main) for line in run["measured"]] if main else []
-    measured = spark([value for value in values if is_number(value)])
+    measured = spark(by_step(run["measured"], main)) if main else ""
     return {
         **run,
         "main": main,
         # Of its metric, else of its loss.
         "spark": measured or run["spark"],
         "spark_of": label_of(main) if main and measured else "training loss",
-        # The two greatest units: "1 h 12 min".
-        "left": " ".join(duration(run["seconds_left"]).split()[:2]),
+        "left": estimate(run["seconds_left"]),
         # The form changes labels that were given here, not the tags for trackers.
         "labels": read_labels(run_dir),
         "sweep": site.records.sweep_of(run_dir),
@@ -249,7 +246,7 @@ def one_run(request: Request) -> Response:
         "rollouts_link": address(site, run_dir, path="/rollouts"),
         "now": status,
         "progress": progress,
-        "left": duration(progress["seconds_left"]),
+        "left": estimate(progress["seconds_left"]),
         "is_live": is_live,
         "unread": record.numbers.unread,
         "charts_later": True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetune.base.humanize import counted, duration, number
+from kubetune.base.humanize import counted, duration, estimate, number
 from kubetune.plan.plan import Plan
 from kubetune.reporting import cards
 from kubetune.reporting.reading import RunRecord
@@ -56,12 +56,14 @@ def _speed(plan: Plan, step: int, pace: float | None) -> list[Fact]:
     """Return how fast steps are, and when all are done; nothing if no step was timed."""
     if pace is None:
         return []
-    speed = (
-        f"{duration(pace)} a step"
-        if pace > 1
-        else f"{number(float(f'{1 / pace:.2g}'))} steps a second"
-    )
-    return [("speed", f"{speed}; done in about {_about((plan.num_steps - step) * pace)}")]
+    a_second = float(f"{1 / pace:.2g}")
+    if pace > 1:
+        speed = f"{duration(pace)} a step"
+    elif a_second == 1:
+        speed = "1 step a second"
+    else:
+        speed = f"{number(a_second)} steps a second"
+    return [("speed", f"{speed}; done in about {estimate((plan.num_steps - step) * pace)}")]
 
 
 def _next(plan: Plan, interval: int, step: int) -> int:
@@ -74,7 +76,7 @@ def _next(plan: Plan, interval: int, step: int) -> int:
 def _when(plan: Plan, step: int, at: int, pace: float | None) -> str:
     """Return where and when a step is reached: `at step 200, in about 32 s`."""
     text = f"at step {at:,}" if at < plan.num_steps else f"at the end, step {at:,}"
-    return text if pace is None else f"{text}, in about {_about((at - step) * pace)}"
+    return text if pace is None else f"{text}, in about {estimate((at - step) * pace)}"
 
 
 def _lost(plan: Plan, step: int, saved: int, pace: float | None) -> Fact:
@@ -82,7 +84,9 @@ def _lost(plan: Plan, step: int, saved: int, pace: float | None) -> Fact:
     lost = step - saved
     if lost <= 0:
         return "lost", f"nothing; step {saved:,} is saved"
-    text = f"{counted(lost, 'step')}" + ("" if pace is None else f", {_about(lost * pace)} of work")
+    text = f"{counted(lost, 'step')}" + (
+        "" if pace is None else f", {estimate(lost * pace)} of work"
+    )
     if saved:
         return "lost", f"{text}: those since the checkpoint of step {saved:,}"
     return (
@@ -94,14 +98,7 @@ def _lost(plan: Plan, step: int, saved: int, pace: float | None) -> Fact:
 def _again(plan: Plan, saved: int, pace: float | None) -> Fact:
     """Return what the same command does, by the name that its button has."""
     left = plan.num_steps - saved
-    time = "" if pace is None else f", about {_about(left * pace)}"
+    time = "" if pace is None else f", about {estimate(left * pace)}"
     if saved:
         return "Continue", f"goes on after step {saved:,}: {counted(left, 'step')} are left{time}"
     return "Run again", f"begins anew: {counted(left, 'step')}{time}"
-
-
-def _about(seconds: float) -> str:
-    """Return a time that is no more than an estimate: `17 min`, not `16 min 58 s`."""
-    if seconds >= 120:
-        seconds = 60 * round(seconds / 60)
-    return duration(seconds) if seconds >= 10 else f"{number(float(f'{seconds:.2g}'))} s"
