@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,66 +48,79 @@ def convert_source(
     each key was not used. Raise DataError with every record that is bad or cannot take the shape, ConfigError where the
     source holds the output.
     """
-    problems = Problems()
-    counts = Counter[str](read=0, written=0, skipped=0)
-    unused = Counter[str]()
-    with written_whole(output) as file:
-        for value in _converted(source, output, to, seed, problems, counts, unused):
-            file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
-            counts["written"] += 1
-        # Inside `written_whole`, so that a problem leaves no file.
-        problems.raise_if_any()
-        if not counts["written"]:
-            raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
-
-    return counts, unused
+    conversion = Conversion(source, output, to, seed)
+    conversion.write()
+    return conversion.counts, conversion.unused
 
 
-def _converted(
-    source: SourceConfig,
-    output: Path,
-    to: str,
-    seed: int,
-    problems: Problems,
-    counts: Counter[str],
-    unused: Counter[str],
-) -> Iterator[JsonObject]:
-    """Yield what is written for each record; count records and keys on the way."""
-    file = None
-    absent = Counter[str]()
-    was_read = 0
-    for record in _threads(read_taken(source, seed, problems), counts):
-        # The output must be none of the files that are read, which would lose their records.
-        if record.file != file:
-            file = record.file
-            require_not_read(output, file)
+@dataclass
+class Conversion:
+    """The records of a source on their way into one shape, and what is counted on the way."""
 
+    source: SourceConfig
+    output: Path
+    to: str  # a key of SHAPERS
+    seed: int
+    problems: Problems = field(default_factory=Problems)
+    counts: Counter[str] = field(default_factory=lambda: Counter(read=0, written=0, skipped=0))
+    unused: Counter[str] = field(default_factory=Counter)  # keys that decided nothing
+    absent: Counter[str] = field(default_factory=Counter)  # columns that records lacked
+    understood: int = 0  # records that took the shape
+
+    def write(self) -> None:
+        """Write all records to the output, whole or not at all."""
+        with written_whole(self.output) as file:
+            for value in self._values():
+                file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
+                self.counts["written"] += 1
+            # Inside `written_whole`, so that a problem leaves no file.
+            self._require_sound()
+
+    def _values(self) -> Iterator[JsonObject]:
+        """Yield what is written for each record; count records on the way."""
+        file = None
+        records = read_taken(self.source, self.seed, self.problems)
+        for record in _threads(records, self.counts):
+            # The output must be none of the files that are read, which would lose their records.
+            if record.file != file:
+                file = record.file
+                require_not_read(self.output, file)
+
+            for value in self._shaped(record):
+                if value is None:
+                    self.counts["skipped"] += 1
+                else:
+                    yield value
+
+    def _shaped(self, record: Record) -> list[JsonObject | None]:
+        """Return what a record is written as, None for what has no answer to learn. A bad one is a problem."""
         try:
-            example, ignored, _, lacked = read(
+            reading = read(
                 record.value,
-                source.format,
-                source.columns,
-                kind=_kind_of(record.value, to),
+                self.source.format,
+                self.source.columns,
+                kind=_kind_of(record.value, self.to),
             )
-            example = _with_placed_images(example, record.file, output)
-            values = [SHAPERS[to](part) for part in _parts(example, to)]
+            example = _with_placed_images(reading.example, record.file, self.output)
+            values = [SHAPERS[self.to](part) for part in _parts(example, self.to)]
         except ValueError as error:
-            problems.add(record.where, str(error))
-            continue
+            self.problems.add(record.where, str(error))
+            return []
 
         # Keys that templates may read are written with the messages.
-        unused.update(key for key in ignored if key not in OF_TEMPLATES)
-        absent.update(lacked)
-        was_read += 1
-        for value in values:
-            if value is None:
-                counts["skipped"] += 1
-            else:
-                yield value
-    # Inside `written_whole`, too.
-    problem = nowhere(absent, was_read, source.path)
-    if problem:
-        raise DataError(f"{problem}. Nothing was written.")
+        self.unused.update(key for key in reading.unused if key not in OF_TEMPLATES)
+        self.absent.update(reading.absent)
+        self.understood += 1
+        return values
+
+    def _require_sound(self) -> None:
+        """Raise DataError for a column that no record has, for bad records, or if there is none to write."""
+        problem = nowhere(self.absent, self.understood, self.source.path)
+        if problem:
+            raise DataError(f"{problem}. Nothing was written.")
+        self.problems.raise_if_any()
+        if not self.counts["written"]:
+            raise DataError(f"{self.source.path} holds no record to convert. Nothing was written.")
 
 
 def _kind_of(value: RecordValue, to: str) -> RecordKind:
