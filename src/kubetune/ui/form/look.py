@@ -53,13 +53,10 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if not isinstance(values, dict):
         return seen
-    # Without this list, every field is somebody's choice, as in a run that is repeated.
     touched = body.get("touched")
-    typed = dict(values)
-    if isinstance(touched, list):
-        typed = {key: values.get(key, "") for key in touched}
-        typed["data.train"] = values.get("data.train", "")
-        typed["model.path"] = values.get("model.path", "")
+    typed = _typed(values, touched)
+    is_new = isinstance(touched, list)
+    if is_new:
         seen["suits"] = suited_texts(None, typed)
     seen["held_out"] = _held_out(values, seen, None)
     path = values.get("data.train")
@@ -69,25 +66,44 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     source = SourceConfig(path=path)
     try:
         records = list(islice(read_source(source, Problems()), _ROWS))
-        proposal = propose(source)
-        # Somebody may want another task that such data are for too.
-        if typed.get("task") in _ALSO_FOR.get(proposal.task.value, ()):
-            proposal = propose(source, typed["task"])
+        proposal = _proposal(source, typed.get("task"))
     except (KubetuneError, OSError) as error:
         refused = known(error)
         if refused is None:
             raise
         return {**seen, "problems": [str(refused).splitlines()[0]]}
 
-    if isinstance(touched, list):
-        suits = suited_texts(proposal, typed)
-        if "name" in suits and (site.folder / suits["name"]).exists():
-            suits["name"] = free_name(site.folder, suits["name"])
+    if is_new:
+        suits = _suits(site, proposal, typed)
         seen["suits"] = suits
         seen["filled"] = filled_in(suits, typed)
         typed = {**typed, **suits}
     seen["held_out"] = _held_out(values, seen, proposal.rows)
     return {**seen, **_shown(records, proposal), "fixes": for_data(proposal, typed)}
+
+
+def _typed(values: Mapping[str, Any], touched: Any) -> dict[str, Any]:
+    """Return the fields that are somebody's choice: those that were touched, and always data and model."""
+    # Without this list, every field is somebody's choice, as in a run that is repeated.
+    if not isinstance(touched, list):
+        return dict(values)
+    return {key: values.get(key, "") for key in (*touched, "data.train", "model.path")}
+
+
+def _proposal(source: SourceConfig, task: Any) -> Proposal:
+    """Return what data seem to be for. `task`: the one that is typed, which such data may be for too."""
+    proposal = propose(source)
+    if task in _ALSO_FOR.get(proposal.task.value, ()):
+        return propose(source, task)
+    return proposal
+
+
+def _suits(site: Site, proposal: Proposal, typed: Mapping[str, Any]) -> dict[str, str]:
+    """Return what suits the fields that nobody has touched, with a name that no run has."""
+    suits = suited_texts(proposal, typed)
+    if "name" in suits and (site.folder / suits["name"]).exists():
+        suits["name"] = free_name(site.folder, suits["name"])
+    return suits
 
 
 def _held_out(values: Mapping[str, Any], seen: Mapping[str, Any], rows: int | None) -> str:
