@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 from kubetune.config.resolved import read_config
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
-from kubetune.reporting.beside.classes import classes_of, f1_by_class
-from kubetune.reporting.beside.kept_answers import weakest
-from kubetune.reporting.beside.underway import underway
 from kubetune.reporting.hero import hero
+from kubetune.reporting.point_details.classes import classes_of, f1_by_class
+from kubetune.reporting.point_details.kept_answers import weakest
+from kubetune.reporting.point_details.underway import underway
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.ui.server import application

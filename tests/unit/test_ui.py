@@ -710,7 +710,7 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
     # F1 is no share of rows: its interval is not known, that of the accuracy stands beside it.
     shown = hero(read_run(run_dir))
     assert shown is not None
-    assert [(value.label, value.sure) for value in shown.beside] == [
+    assert [(value.label, value.sure) for value in shown.further] == [
         ("accuracy", "61.2–85.1 % with 95 % confidence"), ("held-out loss", "")
     ]  # fmt: skip
     assert point("preference", accuracy=1.0)[2].startswith("92.6–100 % with 95 % confidence")
@@ -720,7 +720,7 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
     shown = hero(read_run(run_dir))
     assert shown is not None
     assert not shown.is_worse
-    assert [(value.label, value.is_worse) for value in shown.beside] == [("held-out loss", True)]
+    assert [(value.label, value.is_worse) for value in shown.further] == [("held-out loss", True)]
     # Of 24 and 36 right ones of 48, at most 12 got worse and 24 better.
     assert point("preference", accuracy=0.75)[2].startswith(
         "may be chance: p ≤ 0.065 by McNemar on 48 held-out pairs"
@@ -743,7 +743,7 @@ def test_each_task_leads_with_its_number_and_how_sure_that_is(tmp_path: Path) ->
     )  # fmt: skip
     shown = hero(read_run(run_dir))
     assert shown is not None
-    assert [value.label for value in shown.beside] == ["spread of rewards", "exact match"]
+    assert [value.label for value in shown.further] == ["spread of rewards", "exact match"]
 
 
 def test_a_p_value_is_a_bound_where_more_is_not_known() -> None:

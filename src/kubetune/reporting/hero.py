@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 from kubetune.base.humanize import counted, duration, number, share, short
 from kubetune.config.metric_names import full_name, is_greater_better
 from kubetune.reporting import cards
-from kubetune.reporting.beside.classes import Classes, classes_of
-from kubetune.reporting.beside.kept_answers import answers_so_far
-from kubetune.reporting.beside.point_curve import STEP_MEASURES, curve, curve_of_point
-from kubetune.reporting.beside.teacher import of_teacher
-from kubetune.reporting.beside.underway import Fact, underway
 from kubetune.reporting.chart import Chart
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import Measured, before_and_after, measure, point, sureness
+from kubetune.reporting.point_details.classes import Classes, classes_of
+from kubetune.reporting.point_details.kept_answers import answers_so_far
+from kubetune.reporting.point_details.point_curve import STEP_MEASURES, curve, curve_of_point
+from kubetune.reporting.point_details.teacher import of_teacher
+from kubetune.reporting.point_details.underway import Fact, underway
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.rendering import turns
 
 # Metrics that are shown next to the point if an evaluation has them.
-_BESIDE = (
+_FURTHER = (
     "reward_std", "reward", "exact_match", "divergence", "margin", "f1_macro", "accuracy", "loss"
 )  # fmt: skip
-_MOST_BESIDE = 2
+_MOST_FURTHER = 2
 TRAINING_LOSS = "training loss"
-_BESIDE_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
+_FURTHER_OF_STEPS = {"divergence": ("agreement",), "accuracy": ("margin",)}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Hero:
     value: Value
     sure: str  # how sure the difference is, and where it was measured
     is_worse: bool
-    beside: Sequence[Value]
+    further: Sequence[Value]
     curve: Chart | None
     # Of an answer that got better: what was asked, before, after.
     example: Sequence[tuple[str, str]] = ()
@@ -89,7 +89,7 @@ def _by_evaluation(run: RunRecord, shown: Measured) -> Hero:
         value=Value(_label(run, shown), before, after),
         sure=sureness(run, shown),
         is_worse=shown.is_worse,
-        beside=_beside(run, shown),
+        further=_further(run, shown),
         curve=curve_of_point(run, shown, taught),
         example=_example(run, shown.name),
         scale=shown.on_scale,
@@ -98,17 +98,17 @@ def _by_evaluation(run: RunRecord, shown: Measured) -> Hero:
     )
 
 
-def _beside(run: RunRecord, shown: Measured) -> list[Value]:
+def _further(run: RunRecord, shown: Measured) -> list[Value]:
     """Return the first other metrics of the evaluation that the point is of."""
-    beside: list[Value] = []
-    for name, label in _names_beside(run):
+    further: list[Value] = []
+    for name, label in _further_names(run):
         other = measure(run, run.of_best or run.base, name)
         # A reward that is the metric itself is not shown twice.
         if other is None or shown.name in (other.name, f"eval_{label}"):
             continue
         before, after = other.texts
-        beside.append(Value(label or other.label, before, after, other.is_worse, other.confidence))
-    return beside[:_MOST_BESIDE]
+        further.append(Value(label or other.label, before, after, other.is_worse, other.confidence))
+    return further[:_MOST_FURTHER]
 
 
 def _yardstick(run: RunRecord, name: str, taught: float | None) -> tuple[int, str] | None:
@@ -141,7 +141,7 @@ def _guess(run: RunRecord, name: str) -> tuple[int, str] | None:
     return round(100 * shares[name]), f"always “{answer}” {share(shares[name])}"
 
 
-def _names_beside(run: RunRecord) -> list[tuple[str, str]]:
+def _further_names(run: RunRecord) -> list[tuple[str, str]]:
     """Return metrics that may be shown with the point, and their labels if they have their own.
 
     A reward that is a sum has its parts first.
@@ -149,7 +149,7 @@ def _names_beside(run: RunRecord) -> list[tuple[str, str]]:
     parts = [(f"eval_reward/{reward.title}", reward.title) for reward in run.config.rewards]
     if len(parts) == 1:
         parts = []
-    return parts + [(f"eval_{name}", "") for name in _BESIDE]
+    return parts + [(f"eval_{name}", "") for name in _FURTHER]
 
 
 def _label(run: RunRecord, shown: Measured) -> str:
@@ -184,24 +184,24 @@ def _by_steps(run: RunRecord, before: Measured | None) -> Hero | None:
             is_worse = last < first if is_greater_better(key) else last > first
         if not run.evaluations:
             sure += "; " + _why_not_evaluated(run)
-        return Hero(value, sure, is_worse, _beside_steps(run, key, before), curve(run, key))
+        return Hero(value, sure, is_worse, _further_of_steps(run, key, before), curve(run, key))
     return None
 
 
-def _beside_steps(run: RunRecord, key: str, before: Measured | None) -> list[Value]:
+def _further_of_steps(run: RunRecord, key: str, before: Measured | None) -> list[Value]:
     """Return the values that are shown with a measure of steps. `before`: what was measured before training."""
-    beside = []
+    further = []
     if before is not None:
-        beside.append(Value(f"{before.label} before training", "", before.texts[1]))
-    for other in _BESIDE_STEPS.get(key, ()):
+        further.append(Value(f"{before.label} before training", "", before.texts[1]))
+    for other in _FURTHER_OF_STEPS.get(key, ()):
         ends = _ends(run, other)
         if ends is not None:
-            beside.append(_value(other, *ends))
+            further.append(_value(other, *ends))
     # What was held out says something else of the same model.
     held_out = measure(run, run.of_best or {}, "eval_token_accuracy")
     if held_out is not None:
-        beside.append(Value("held-out token accuracy", *held_out.texts))
-    return beside
+        further.append(Value("held-out token accuracy", *held_out.texts))
+    return further
 
 
 def _why_not_evaluated(run: RunRecord) -> str:

@@ -13,12 +13,12 @@ from markupsafe import Markup
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import counted, number, share, size
 from kubetune.base.logs import scrub
-from kubetune.reporting.beside.point_curve import MOST_CHARTS, in_order
 from kubetune.reporting.chart import Chart, Line
 from kubetune.reporting.compared.charts import compared_charts, without_comparison
 from kubetune.reporting.compared.run_comparison import comparison_facts
 from kubetune.reporting.evaluation_charts import evaluation_charts
 from kubetune.reporting.hero import Hero, hero
+from kubetune.reporting.point_details.point_curve import MOST_CHARTS, in_order
 from kubetune.reporting.reading import Incident, RunRecord, read_run
 from kubetune.reporting.rendering import render
 from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_charts, points_of

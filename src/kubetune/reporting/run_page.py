@@ -19,11 +19,11 @@ from kubetune.reporting.answers_over_time import (
     ShownRollouts,
     shown_rollouts,
 )
-from kubetune.reporting.beside.kept_answers import weakest
 from kubetune.reporting.hero import facts_line, hero
 from kubetune.reporting.histogram import DrawnBar, shared_bars
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import chosen_by, measure, point, test_in_words
+from kubetune.reporting.point_details.kept_answers import weakest
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.run_sentence import kind, sentence
 from kubetune.reporting.verdict_lines import ShownVerdict, verdict

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetune.config.metric_names import full_name
-from kubetune.reporting.beside.kept_answers import even
 from kubetune.reporting.histogram import DrawnBar, shared_bars
+from kubetune.reporting.point_details.kept_answers import even
 from kubetune.rundir.outcome import alike
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kubetune.reporting.beside.point_curve import curve, in_order
 from kubetune.reporting.chart import Chart
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import point, sureness
+from kubetune.reporting.point_details.point_curve import curve, in_order
 from kubetune.reporting.run_charts import Runs, labels
 
 # Charts that say how well a run learns, beginnings of their names.

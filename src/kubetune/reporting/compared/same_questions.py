@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.humanize import counted
-from kubetune.reporting.beside.kept_answers import answers_of, even
 from kubetune.reporting.look.metric_values import label_of
 from kubetune.reporting.point import CERTAIN, RIGHT_OR_WRONG
+from kubetune.reporting.point_details.kept_answers import answers_of, even
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.intervals import mcnemar, p_in_words
 

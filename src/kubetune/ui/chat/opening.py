@@ -17,7 +17,7 @@ from kubetune.data.reading.formats import convert
 from kubetune.data.reading.record_problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.errors import EnvironmentFault, KubetuneError
-from kubetune.reporting.beside.kept_answers import answers_of
+from kubetune.reporting.point_details.kept_answers import answers_of
 from kubetune.reporting.rendering import turns
 from kubetune.rundir import metrics, shapes
 from kubetune.ui.site import Site
