@@ -66,8 +66,8 @@ def as_text(values: Sequence[Value], columns: Mapping[str, str], path: str) -> s
     are_marked = place.has_several(values) and choices_of(values[0], "", answer) is not None
     if are_marked or not is_first_right(values, place):
         return f"{path}: {in_several_answers([name])}"
-    news = {**_news_of(question), name: place.code}
-    return f"{text}. {_if_several(values, place)}{program(path, news)}"
+    new_columns = {**_new_columns_of(question), name: place.code}
+    return f"{text}. {_if_several(values, place)}{program(path, new_columns)}"
 
 
 def from_parts(values: Sequence[Value], path: str) -> str:
@@ -99,10 +99,10 @@ def from_parts(values: Sequence[Value], path: str) -> str:
     text = (
         f"{path}: `{place.column}` holds the answer, and is no text; answers are learned as texts"
     )
-    news = {**_news_of(question), "answer": place.code}
+    new_columns = {**_new_columns_of(question), "answer": place.code}
     if question.column not in PROMPTS:
-        news = {"prompt": question.code, **news}
-    return f"{text}. {_if_several(values, place)}{program(path, news)}"
+        new_columns = {"prompt": question.code, **new_columns}
+    return f"{text}. {_if_several(values, place)}{program(path, new_columns)}"
 
 
 def _if_several(values: Sequence[Value], place: Place) -> str:
@@ -131,7 +131,7 @@ def _several_questions(values: Sequence[Value], path: str) -> str:
     )
 
 
-def _news_of(question: Place | None) -> dict[str, str]:
+def _new_columns_of(question: Place | None) -> dict[str, str]:
     """Return the column for a question that is within an object; none for one that is read as it is."""
     if question is None or len(question.keys) == 1:
         return {}

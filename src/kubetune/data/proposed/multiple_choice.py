@@ -101,33 +101,33 @@ def _with_choices(
     columns = choices.columns
     joined = f'"\\n".join([{question.code}, {_lines_of(chosen, _pairs_of(choices))}])'
     if question.keys[0] in PROMPTS:
-        news = {question.column: joined}
+        new_columns = {question.column: joined}
     elif len(question.keys) == 1:
-        news = {question.column: "None", "prompt": joined}
+        new_columns = {question.column: "None", "prompt": joined}
     else:
-        news = {"prompt": joined}
+        new_columns = {"prompt": joined}
     # They would be a second copy of what question and answer say.
-    news |= dict.fromkeys((*columns, label), "None")
+    new_columns |= dict.fromkeys((*columns, label), "None")
     # Next to an answer it would say whether that is a good one.
-    news |= dict.fromkeys((name for name in VERDICTS if name in values[0]), "None")
-    news["answer"] = _code_of(chosen, right, label)
-    counted = f", counted from {right.first}," if right.by == "number" else ""
-    text = f"{path} holds a multiple choice: `{label}` says{counted} which of {in_list(columns)} is right"
-    return f"{text}; answers are learned as texts. {program(path, news)}"
+    new_columns |= dict.fromkeys((name for name in VERDICTS if name in values[0]), "None")
+    new_columns["answer"] = _code_of(chosen, right, label)
+    numbering = f", counted from {right.first}," if right.by == "number" else ""
+    text = f"{path} holds a multiple choice: `{label}` says{numbering} which of {in_list(columns)} is right"
+    return f"{text}; answers are learned as texts. {program(path, new_columns)}"
 
 
 def _code_of(chosen: Chosen, right: RightChoice, label: str) -> str:
     """Return the right choice of a record in Python."""
-    of = f"r[{literal(label)}]"
+    code = f"r[{literal(label)}]"
     choices = chosen[0][1]
     pairs = _pairs_of(choices)
     match right.by:
         case "text":
-            return of
+            return code
         case "mark":
-            return f"{{str(m).upper(): t for m, t in {pairs}}}[str({of}).strip().upper()]"
+            return f"{{str(m).upper(): t for m, t in {pairs}}}[str({code}).strip().upper()]"
         case "number":
-            place = f"int({of}) - {right.first}" if right.first else f"int({of})"
+            place = f"int({code}) - {right.first}" if right.first else f"int({code})"
             if choices.form == "texts":
                 return f"r[{literal(choices.columns[0])}][{place}]"
             return f"[t for _, t in {pairs}][{place}]"
@@ -161,10 +161,10 @@ def into_question(values: Sequence[Value], names: Mapping[str, str], path: str) 
     question = names.get(question, question)
     parts = ", ".join(_parts(values, question, tuple(groups), of_choices))
     # They would be a second copy of what the question says.
-    news = {question: f'"\\n".join([{parts}])', **dict.fromkeys(left, "None")}
+    new_columns = {question: f'"\\n".join([{parts}])', **dict.fromkeys(left, "None")}
     they = "they" if len(left) > 1 else "it"
     text = f"{path} has {in_list(left)} beside `{question}`, and {they} would be left out of the prompt"
-    return f"{text}. {program(path, news)}"
+    return f"{text}. {program(path, new_columns)}"
 
 
 def _parts(
@@ -177,13 +177,13 @@ def _parts(
     before = []
     after = []
     for name in names:
-        of = literal(name)
+        key = literal(name)
         if of_choices and name == of_choices[0][1].columns[0]:
             after.append(_lines_of(of_choices, _numbered_pairs(of_choices)))
         elif all(isinstance(value.get(name, ""), str) for value in values):
-            before.append(f'str(r.get({of}) or "")')
+            before.append(f'str(r.get({key}) or "")')
         else:
-            before.append(f"json.dumps(r.get({of}), ensure_ascii=False)")
+            before.append(f"json.dumps(r.get({key}), ensure_ascii=False)")
     return [*before, f"r[{literal(question)}]", *after]
 
 
@@ -196,19 +196,19 @@ def _lines_of(chosen: Chosen, pairs: str) -> str:
 
 def _pairs_of(choices: Choices) -> str:
     """Return the pairs of a mark and a text of the choices of a record `r`, in Python."""
-    of = f"r[{literal(choices.columns[0])}]"
+    code = f"r[{literal(choices.columns[0])}]"
     match choices.form:
         case "columns":
             columns = literal(list(zip(choices.marks, choices.columns, strict=True)))
             return f"[(m, r[k]) for m, k in {columns} if r.get(k) is not None]"
         case "texts":
-            return f"zip({literal(string.ascii_uppercase)}, {of})"
+            return f"zip({literal(string.ascii_uppercase)}, {code})"
         case "lists":
-            return f'zip({of}["label"], {of}["text"])'
+            return f'zip({code}["label"], {code}["text"])'
         case "marked":
-            return f"{of}.items()"
+            return f"{code}.items()"
         case "objects":
-            return f'[(c[{literal(choices.mark_key)}], c["text"]) for c in {of}]'
+            return f'[(c[{literal(choices.mark_key)}], c["text"]) for c in {code}]'
         case _:
             assert_never(choices.form)
 

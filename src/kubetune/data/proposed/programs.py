@@ -17,9 +17,9 @@ def literal(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def program(path: str, news: Mapping[str, str]) -> str:
-    """Return what makes records with other columns. `news`: columns, and their values in Python of a record r."""
-    pairs = ", ".join(f"{literal(name)}: {new}" for name, new in news.items())
+def program(path: str, new_columns: Mapping[str, str]) -> str:
+    """Return what makes records with other columns. `new_columns`: their values in Python of a record r, by name."""
+    pairs = ", ".join(f"{literal(name)}: {code}" for name, code in new_columns.items())
     if not path.endswith(".jsonl"):
         # All of them at once: a column may be read for one and emptied by another.
         return f"Write `r.update({{{pairs}}})` for each record r in Python"
