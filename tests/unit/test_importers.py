@@ -823,7 +823,7 @@ def test_the_command_writes_a_file_that_can_be_planned(
     assert "names no model" in capsys.readouterr().err
 
 
-# For each tool the settings beside which more keys say something.
+# For each tool the settings with which more keys have an effect.
 _SAME_SETTING: dict[str, dict[str, Any]] = {
     "axolotl": {"adapter": "lora", "lora_target_linear": True, "val_set_size": 0.1},
     "LLaMA-Factory": {"finetuning_type": "lora", "val_size": 0.1, "quantization_bit": 4},
@@ -898,6 +898,37 @@ def test_keys_that_act_on_each_other_count_in_either_order(tmp_path: Path) -> No
             assert config.quantization == ("fp4" if pair == pairs[0] else "none")
             if pair == pairs[1]:
                 assert config.training.save_steps == "epoch"
+
+
+@pytest.mark.parametrize(
+    ("peer", "settings", "reason"),
+    [
+        ("ms-swift", {"quant_method": None, "quant_bits": 4}, "has no effect without quant_method"),
+        (
+            "TRL",
+            {"packing": True, "truncation_mode": "keep_end"},
+            "has no effect, since packing counts",
+        ),
+        (
+            "LLaMA-Factory",
+            {"stage": "sft", "pref_beta": 0.2},
+            "a setting of preference tuning; it has no effect in supervised fine-tuning",
+        ),
+        ("LLaMA-Factory", {"stage": "kto", "pref_loss": "sigmoid"}, "has no effect in KTO"),
+        ("LLaMA-Factory", {"stage": "rm", "pref_beta": 0.2}, "has no effect on a reward model"),
+        (
+            "axolotl",
+            {"datasets": [{"path": "a/b", "type": "alpaca", "field_messages": "turns"}]},
+            "does not apply to type: alpaca; name the column in the source's columns",
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_named_with_the_reason(
+    peer: str, settings: dict[str, Any], reason: str
+) -> None:
+    draft = _understood(peer, settings)
+    assert draft is not None
+    assert reason in [note.text for note in draft.notes]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.01])

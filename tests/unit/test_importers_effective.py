@@ -350,7 +350,7 @@ def theirs(topic: str, effective: dict[str, Any]) -> dict[str, Any]:
         values["loss"] = LOSSES.get(values["loss"], values["loss"])
         values["sft_weight"] = values.get("sft_weight") or 0.0
         if values["loss"] not in ONLY_WITH["label_smoothing"]:
-            values["label_smoothing"] = 0.0  # it says nothing to them
+            values["label_smoothing"] = 0.0  # it has no effect on them
         if values["loss"] not in ONLY_WITH["sft_weight"]:
             values["sft_weight"] = 0.0
     if topic == "run" and values["save"] is None:

@@ -105,7 +105,7 @@ def _column(value: Any, section: Draft) -> Outcome:
     if section.at == "field_messages" and kind in ("chat_template", "sharegpt"):
         shape = _shape(kind, section).value
         return carried(value, path=f"columns.{_TURNS[shape]}")
-    return dropped(f"says nothing of type: {kind}; name the column in the source's columns")
+    return dropped(f"does not apply to type: {kind}; name the column in the source's columns")
 
 
 def _properties(value: Any, section: Draft) -> Outcome:

@@ -102,15 +102,15 @@ class Row:
     values: Mapping[Any, Any] = field(default_factory=dict)
     # What becomes of any other value. Left out: it goes over as it is.
     other: Outcome | Rule | None = None
-    beside: str = ""  # the keys say nothing without this one
-    unless: str = ""  # the keys say nothing beside this one
+    beside: str = ""  # the keys have no effect without this one
+    unless: str = ""  # the keys have no effect if this one is set
 
     def outcome(self, value: Any, draft: Draft) -> Outcome:
         """Return what becomes of a value."""
         if self.beside and not draft.get(self.beside):
-            return unneeded(f"says nothing without {self.beside}")
+            return unneeded(f"has no effect without {self.beside}")
         if self.unless and draft.get(self.unless):
-            return unneeded(f"says nothing beside {self.unless}, which counts")
+            return unneeded(f"has no effect, since {self.unless} counts")
         for theirs, ours in self.values.items():
             # 1 == True in Python, but a table means the type that it writes; 0 and False are both off.
             same_type = isinstance(value, bool) == isinstance(theirs, bool)
@@ -122,7 +122,7 @@ class Row:
 
 
 def switch(keys: str, path: str, on: Any = True) -> Row:
-    """Return a row of what sets `on` when it is on, and says nothing when it is off."""
+    """Return a row of a key that sets `on` when it is on, and has no effect when it is off."""
     return Row(keys, path, other=lambda value, _: carried(on) if value else OFF)
 
 
@@ -377,7 +377,7 @@ class Draft:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
         self.taken.add(key)
         value = self.theirs.get(key)
-        # An option that only some branches of a script give stands for itself, and says nothing.
+        # An option that only some branches of a script give stands for itself: there is no value to show.
         if value == f"${{{key}}}":
             value = None
         # Notes end up in the run file, which people commit.

@@ -66,11 +66,11 @@ DROPPED: dict[str, Any] = {
     "weight_decay_incr_style apply_wd_to_qk_layernorm":
         "schedules are cosine, linear and constant, after one linear warm-up; weight decay stays as it is",
     "ref_model* ref_adapter* sync_ref_model reference_free precompute_ref_*":
-        "a setting of preference tuning; says nothing in supervised fine-tuning",
+        "a setting of preference tuning; it has no effect in supervised fine-tuning",
     "beta pref_* dpo_* kto_* orpo_alpha cpo_alpha rpo_alpha rl_beta simpo_gamma ld_alpha label_smoothing "
     "desirable_weight undesirable_weight f_divergence_type center_rewards_coefficient max_completion_length "
     "max_prompt_len sft_alpha loss_weights calculate_KL":
-        "a setting of preference tuning; says nothing in supervised fine-tuning",
+        "a setting of preference tuning; it has no effect in supervised fine-tuning",
     "reward_model_plugin":
         _OWN_CODE,
     "trl reward_funcs vllm vllm_* sglang_* infer_* ppo_* reward_model_* grpo_* num_iterations num_generations* "

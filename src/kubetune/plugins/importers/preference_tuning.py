@@ -45,7 +45,7 @@ def tables(kind: str) -> tuple[Table, ...]:
     if kind in _LOSSES:
         rows.append(loss("loss_type", "preference.loss", known))
     if kind == "kto":
-        rows.append(Row("pref_loss", other=unneeded("says nothing in KTO")))
+        rows.append(Row("pref_loss", other=unneeded("has no effect in KTO")))
     return TABLE, Table(rows=rows)
 
 

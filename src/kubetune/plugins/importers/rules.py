@@ -1,6 +1,6 @@
 """The rules about settings that act on each other, in one list: a rule takes settings out, and its sentence says why.
 
-The tools allow more together than our sections do, and their files hold settings that say nothing beside others. The
+The tools allow more together than our sections do, and their files hold settings that have no effect beside others. The
 defaults are filled in before, so that a rule sees what the run would do.
 """
 
@@ -103,10 +103,10 @@ RULES = (
     Rule("push.private", "nothing is uploaded", "unneeded", without="push.repo"),
     Rule(
         "lora.*",
-        "every parameter is trained, so it says nothing; for LoRA: lora: true",
+        "has no effect, since every parameter is trained; for LoRA: lora: true",
         without="lora",
     ),
-    # WANDB_PROJECT in a file whose report_to is [tensorboard] says nothing.
+    # WANDB_PROJECT in a file whose report_to is [tensorboard] has no effect.
     *[
         Rule(
             f"tracking.{name}.*",
@@ -165,7 +165,7 @@ RULES = (
     ),
     Rule(
         "grpo.use_bias_correction_kl",
-        "says nothing without beta",
+        "has no effect without beta",
         "unneeded",
         when=lambda draft: not draft.ours("grpo.beta"),
     ),
@@ -216,10 +216,10 @@ RULES = (
         tasks="preference reward_model",
         when=lambda draft: not _keeps_dropout(draft),
     ),
-    Rule(_OF_COMPARING, "says nothing to a reward model", "unneeded", tasks="reward_model"),
+    Rule(_OF_COMPARING, "has no effect on a reward model", "unneeded", tasks="reward_model"),
     Rule(
         "preference.center_coefficient",
-        "says nothing but to a reward model",
+        "has an effect only on a reward model",
         "unneeded",
         tasks="preference",
     ),
@@ -243,7 +243,7 @@ RULES = (
 
 
 def apply_rules(draft: Draft) -> None:
-    """Take out what our sections do not allow together, and what says nothing beside the rest."""
+    """Take out what our sections do not allow together, and what has no effect beside the rest."""
     _packed_batches(draft)
     for rule in RULES:
         if rule.holds(draft):
