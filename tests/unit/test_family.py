@@ -93,15 +93,23 @@ def _require_own(name: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "config", "sentence"),
     [
-        ("gpt2", "llama", "most layers have attn.c_attn, which such a model has not"),
-        ("llama", "gpt2", "most layers have .*, which such a model has not"),
-        ("qwen3", "llama", "most layers have self_attn.[kq]_norm, which such a model has not"),
+        ("gpt2", "llama", "most layers have attn.c_attn, which such a model does not have"),
+        ("llama", "gpt2", "most layers have .*, which such a model does not have"),
+        (
+            "qwen3",
+            "llama",
+            "most layers have self_attn.[kq]_norm, which such a model does not have",
+        ),
         ("llama", "qwen3", "no layer has self_attn.q_norm, which such a model has"),
-        ("qwen2", "llama", "most layers have self_attn.q_proj.bias, which such a model has not"),
+        (
+            "qwen2",
+            "llama",
+            "most layers have self_attn.q_proj.bias, which such a model does not have",
+        ),
         ("llama", "qwen2", "no layer has self_attn.q_proj.bias, which such a model has"),
         ("llama", "gemma2", "no layer has pre_feedforward_layernorm, which such a model has"),
-        ("phi3", "qwen2", "most layers have .*, which such a model has not"),
-        ("mixtral", "llama", "most layers have .*, which such a model has not"),
+        ("phi3", "qwen2", "most layers have .*, which such a model does not have"),
+        ("mixtral", "llama", "most layers have .*, which such a model does not have"),
     ],
 )
 def test_another_family_is_named(weights: str, config: str, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether weights are of the family that config.json names, by the names in their headers.
+"""Compare the names of weights in their headers with those of the family that config.json names.
 
 What the modules of a family are called is read in transformers' code of it, as text: nothing of it is run or imported, which
 would take seconds. Where that code is not found, or is written in another way, nothing is judged: loading tells.
@@ -59,35 +59,56 @@ class _Stack:
 
 def require_family(path: str, weights: Weights) -> None:
     """Raise ModelError for weights whose names are not those of the family that config.json names."""
-    families = list(dict.fromkeys(_types(weights.config)))
-    codes = [_code(family) for family in families]
+    difference = _difference(weights)
+    if difference:
+        family = next(_types(weights.config))
+        raise ModelError(
+            f"model {path}: its weights are of another kind of model than its config.json, which says {family}: "
+            f"{difference}. {FETCH_AGAIN}"
+        )
+
+
+def _difference(weights: Weights) -> str:
+    """Return how the layers differ from the family's; empty if they do not, or if its code does not tell."""
+    codes = [_code(family) for family in dict.fromkeys(_types(weights.config))]
     known = [code for code in codes if code is not None]
     stack = _longest_stack(weights.shapes)
     if not known or len(known) < len(codes) or stack is None:
-        return
-    what = f"model {path}: its weights are of another kind of model than its config.json, which says {families[0]}"
+        return ""
     words = frozenset[str]().union(*(code.words for code in known))
+    foreign = _foreign_module(stack, words)
+    if foreign:
+        return foreign
+    # Of a model that is made of several, this code has only the part that joins them. Other formats add biases.
+    if len(known) > 1 or known[0].is_renamed or "quantization_config" in weights.config:
+        return ""
+    return _differing_module(stack, _modules_of_layers(known[0].text, weights.config))
+
+
+def _foreign_module(stack: _Stack, words: frozenset[str]) -> str:
+    """Return a sentence about a module that most layers have and the family's code does not name; empty without one."""
     for tensor in stack.tensors:
         module = tensor.rpartition(".")[0]
         if stack.has_mostly(tensor) and not _is_known(module, words):
-            raise ModelError(
-                f"{what}: most layers have {module}, which such a model has not. {FETCH_AGAIN}"
-            )
-    # Of a model that is made of several, this code has only the part that joins them. Other formats add biases.
-    if len(known) > 1 or known[0].is_renamed or "quantization_config" in weights.config:
-        return
-    for module, has_bias in _modules_of_layers(known[0].text, weights.config).items():
-        if not any(name.rpartition(".")[0] == module for name in stack.tensors):
-            raise ModelError(
-                f"{what}: no layer has {module}, which such a model has. {FETCH_AGAIN}"
-            )
+            return f"most layers have {module}, which such a model does not have"
+    return ""
+
+
+def _differing_module(stack: _Stack, modules: Mapping[str, bool | None]) -> str:
+    """Return a sentence about a module or a bias that only the family or only the weights have; empty without one.
+
+    `modules`: those of each layer of the family, as `_modules_of_layers` returns them.
+    """
+    present = {tensor.rpartition(".")[0] for tensor in stack.tensors}
+    for module, has_bias in modules.items():
         bias = f"{module}.bias"
+        if module not in present:
+            return f"no layer has {module}, which such a model has"
         if has_bias and bias not in stack.tensors:
-            raise ModelError(f"{what}: no layer has {bias}, which such a model has. {FETCH_AGAIN}")
+            return f"no layer has {bias}, which such a model has"
         if has_bias is False and stack.has_mostly(bias):
-            raise ModelError(
-                f"{what}: most layers have {bias}, which such a model has not. {FETCH_AGAIN}"
-            )
+            return f"most layers have {bias}, which such a model does not have"
+    return ""
 
 
 def _types(config: Mapping[str, Any]) -> Iterator[str]:
@@ -242,7 +263,7 @@ def _holds_weight(node: ast.ClassDef) -> bool:
 
 
 def _bias_of(call: ast.Call, config: Mapping[str, Any]) -> bool | None:
-    """Return whether a linear layer has a bias: `bias=False`, or `bias=config.attention_bias` and what that is."""
+    """True if a linear layer has a bias, by `bias=False` or `bias=config.attention_bias`; None if the code does not say."""
     for word in call.keywords:
         if word.arg != "bias":
             continue
