@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kubetune import errors
 
@@ -28,6 +28,9 @@ Keys = dict[str, Any]
 
 # A model's config.json with transformers' defaults filled in.
 Facts = Mapping[str, Any]
+
+# How llama.cpp reads the head, output.weight, of a model whose head is its embedding.
+Head = Literal["optional", "needed", "never read"]
 
 
 def _no_keys(_: Facts) -> Keys:
@@ -47,7 +50,7 @@ class Family:
     order: Callable[[str, Tensor, Facts], Tensor] = _in_place  # the same rows in llama.cpp's order
     norm_offset: float = 0.0  # added to the weights of norms
     transposed: bool = False  # linear layers hold [in, out], as GPT-2's do
-    head: str = "optional"  # output.weight if it is tied: optional, needed, or never read
+    head: Head = "optional"
     slides: bool = False  # llama.cpp keeps to its sliding window
     acts: tuple[str, ...] = ("silu",)  # the activation that llama.cpp computes
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that it computes
