@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from kubetune.config.schema.rewards import RewardConfig
 from kubetune.extras import require
@@ -42,19 +42,17 @@ class Mathematics:
             return [None] * len(request.texts)
 
         values = _values_of_solution(solution)
-        rewards: list[float | None] = []
-        for text, ids in zip(request.texts, request.ids, strict=True):
-            if self.name == "accuracy_reward":
-                rewards.append(_is_right(values, text))
-            elif self.name == "reasoning_accuracy_reward":
-                rewards.append(self._behind_reasoning(values, text))
-            elif self.name == "get_cosine_scaled_reward":
-                rewards.append(self._scaled(_is_right(values, text), len(ids)))
-            else:
-                raise AssertionError(f"{self.name} is no reward of mathematics")
-        return rewards
+        reward = _REWARDS[self.name]
+        return [
+            reward(self, values, text, len(ids))
+            for text, ids in zip(request.texts, request.ids, strict=True)
+        ]
 
-    def _behind_reasoning(self, values: list[Any], text: str) -> float | None:
+    def _accuracy(self, values: list[Any], text: str, _tokens: int) -> float | None:
+        """Return 1 if the answer is right, 0 if it is not."""
+        return _is_right(values, text)
+
+    def _behind_reasoning(self, values: list[Any], text: str, _tokens: int) -> float | None:
         """Return 1 if the answer after the reasoning is right, 0 if it is not or the reasoning does not end."""
         delimiters: Sequence[str] = self.settings.get("reasoning_delimiters", ("</think>",))
         # The first delimiter that the text has, and of it the last place: a model may begin to reason again.
@@ -63,8 +61,9 @@ class Mathematics:
                 return _is_right(values, text.split(delimiter)[-1])
         return 0.0
 
-    def _scaled(self, right: float | None, tokens: int) -> float | None:
+    def _scaled(self, values: list[Any], text: str, tokens: int) -> float | None:
         """Return a reward between the reward of the shortest answer and that of an answer with `max_len` tokens."""
+        right = _is_right(values, text)
         if right is None:
             return None
         # Half of a cosine: with the defaults a right answer gets 1.0 at 0 tokens, 0.75 at half of max_len and 0.5 from
@@ -77,6 +76,14 @@ class Mathematics:
             longest = self.settings.get("max_value_wrong", -0.5)
         cosine = math.cos(min(tokens / self.settings["max_len"], 1.0) * math.pi)
         return float(longest + 0.5 * (shortest - longest) * (1.0 + cosine))
+
+
+# By name: the reward of a text with so many tokens, compared with the values of the solution.
+_REWARDS: Final[Mapping[str, Callable[[Mathematics, list[Any], str, int], float | None]]] = {
+    "accuracy_reward": Mathematics._accuracy,
+    "reasoning_accuracy_reward": Mathematics._behind_reasoning,
+    "get_cosine_scaled_reward": Mathematics._scaled,
+}
 
 
 def _values_of_solution(solution: str) -> list[Any]:
