@@ -23,7 +23,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class ShownVerdict:
+class ChatVerdict:
     """Bars, or the number of a model that has no classes."""
 
     bars: Sequence[Bar] = ()  # the likeliest first
@@ -38,18 +38,18 @@ def verdict_html(verdict: Mapping[str, Any]) -> str:
     return visible(template.render(verdict=shown_verdict(verdict)))
 
 
-def shown_verdict(verdict: Mapping[str, Any]) -> ShownVerdict:
+def shown_verdict(verdict: Mapping[str, Any]) -> ChatVerdict:
     """Return what the page shows of a verdict of `kubetune.classify`.
 
     {"predicted": "b", "probabilities": {"a": 0.2, "b": 0.8}}   →   ✓ b ████████ 80.0 %
                                                                       a ██       20.0 %
     """
     if "reward" in verdict:
-        return ShownVerdict(number=number(verdict["reward"]), unit="reward")
+        return ChatVerdict(number=number(verdict["reward"]), unit="reward")
     probabilities: Mapping[str, float] = verdict.get("probabilities") or {}
     predicted = verdict["predicted"]
     if not probabilities:
-        return ShownVerdict(number=number(predicted))
+        return ChatVerdict(number=number(predicted))
 
     # A text may have several labels.
     chosen = predicted if isinstance(predicted, list) else [predicted]
@@ -60,7 +60,7 @@ def shown_verdict(verdict: Mapping[str, Any]) -> ShownVerdict:
     if others:
         most = others[0].part
         shown.append(Bar(counted(len(others), "other class"), most, f"≤ {_in_tenths(most)}"))
-    return ShownVerdict(shown)
+    return ChatVerdict(shown)
 
 
 def _in_tenths(part: float) -> str:
