@@ -40,7 +40,7 @@ def refusing(rules: Sequence[str], command: Sequence[object]) -> list[str]:
 
 
 def is_possible() -> bool:
-    """Return True if calls can be refused here."""
+    """True if calls can be refused here."""
     has_it = (
         Path("/proc/self/status").exists() and "Seccomp:" in Path("/proc/self/status").read_text()
     )

@@ -155,7 +155,7 @@ def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Return True if a process has been stopped by SIGSTOP; one that has just gone has not."""
+    """True if a process has been stopped by SIGSTOP; one that has just gone has not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):

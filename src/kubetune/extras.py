@@ -43,7 +43,7 @@ EXTRA_OF = {
 
 
 def is_installed(module: str) -> bool:
-    """Return True if a module can be found, without importing it; one inside a package imports the package."""
+    """True if a module can be found, without importing it; one inside a package imports the package."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:

@@ -198,7 +198,7 @@ class Chaos:
 
 
 def has_loaded(run_dir: Path) -> bool:
-    """Return True if a run has its model, and trains from here on."""
+    """True if a run has its model, and trains from here on."""
     return any(event["event"] == "start" for event in metrics.read_events(run_dir))
 
 

@@ -26,7 +26,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def is_local(address: Any) -> bool:
-    """Return True if a socket address stays on this machine: a Unix socket's path, or a loopback host.
+    """True if a socket address stays on this machine: a Unix socket's path, or a loopback host.
 
     So does the API server of a real cluster, which tests/cluster/real names, for itself alone.
     """

@@ -118,7 +118,7 @@ def how_it_ended(run_dir: Path) -> tuple[int, str]:
 
 
 def is_gone(pid: int, seconds: float = 30) -> bool:
-    """Return True if a process has ended, or does so soon."""
+    """True if a process has ended, or does so soon."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

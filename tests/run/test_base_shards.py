@@ -248,7 +248,7 @@ def test_a_base_that_was_quantised_before_has_the_same_bits(
 
 
 def every_pattern(world: World, dtype: torch.dtype) -> bool:
-    """Return True if all bytes of a weight in 8 bits, codes of NaN too, are there again after they were gathered."""
+    """True if all bytes of a weight in 8 bits, codes of NaN too, are there again after they were gathered."""
     codes = torch.arange(1024).to(torch.uint8).reshape(32, 32)
     weight = torch.nn.Parameter(codes.view(dtype), requires_grad=False)
     unit = units.Unit([[weight]], world)

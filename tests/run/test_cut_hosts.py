@@ -142,7 +142,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 
 def still_run(agents: list[subprocess.Popen[str]]) -> bool:
-    """Return True if none ends while a lost machine would have been noticed three times."""
+    """True if none ends while a lost machine would have been noticed three times."""
     for agent in agents:
         try:
             agent.wait(3 * SILENT_SECONDS / len(agents))

@@ -212,7 +212,7 @@ MESSAGES = (
 
 
 def is_counted(place: tuple[Any, ...], result: BatchResult) -> bool:
-    """Return True if a key above the place, or the place itself, is among those that are not used."""
+    """True if a key above the place, or the place itself, is among those that are not used."""
     names = [key for key in place if isinstance(key, str)]
     above = [names[0], *(f"{before}.{name}" for before in MESSAGES for name in names)]
     return any(name in result.tally.unused_keys for name in above)

@@ -302,7 +302,7 @@ def calls() -> list[tuple[str, ast.Call, str]]:
 
 
 def is_of(node: ast.Call, module: str) -> bool:
-    """Return True for a call of `module.something`."""
+    """True for a call of `module.something`."""
     of = getattr(node.func, "value", None)
     return isinstance(of, ast.Name) and of.id == module
 
@@ -356,7 +356,7 @@ EXPLAINED_AT_THE_END = {"library", "scoring", "supervisor"}
 
 
 def changes_disk(node: ast.Call, name: str) -> bool:
-    """Return True if the call makes, changes, moves or removes a file or a folder."""
+    """True if the call makes, changes, moves or removes a file or a folder."""
     if name == "open":
         modes = [str(arg.value) for arg in node.args[:2] if isinstance(arg, ast.Constant)]
         return any(set(mode) <= set("rwxabt+") and set(mode) & set("wxa+") for mode in modes)

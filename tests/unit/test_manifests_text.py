@@ -94,7 +94,7 @@ values = st.recursive(
 
 
 def same(left: Any, right: Any) -> bool:
-    """Return True if two values are equal, also in type: `True == 1` and `1.0 == 1` are not the same manifest."""
+    """True if two values are equal, also in type: `True == 1` and `1.0 == 1` are not the same manifest."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_in_one_row(page: Page, selector: str) -> bool:
-    """Return True if the middles of all that is shown of these are at one height."""
+    """True if the middles of all that is shown of these are at one height."""
     boxes = [part.bounding_box() for part in page.locator(selector).all() if part.is_visible()]
     middles = [box["y"] + box["height"] / 2 for box in boxes if box]
     return len(middles) > 1 and max(middles) - min(middles) < 4

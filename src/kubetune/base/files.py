@@ -81,7 +81,7 @@ def temporary_sibling(path: StrPath) -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Return True for the name of a copy that was not finished, as `temporary_sibling` makes them."""
+    """True for the name of a copy that was not finished, as `temporary_sibling` makes them."""
     return name.startswith(".") and name.endswith(".tmp")
 
 

@@ -35,7 +35,7 @@ TOO_LARGE = f"is an integer of more than {MAX_INTEGER_BITS} bits; write a smalle
 
 
 def is_too_large(value: Any) -> bool:
-    """Return True if a value is an integer that no setting can need."""
+    """True if a value is an integer that no setting can need."""
     return isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS
 
 

@@ -144,7 +144,7 @@ def _leaks(
     args: Any,
     kwargs: dict[str, Any],
 ) -> bool:
-    """Return True if later sequences of a packed batch come out otherwise once the first one is reversed."""
+    """True if later sequences of a packed batch come out otherwise once the first one is reversed."""
     assert CURRENT.cu_seqlens is not None
     first = CURRENT.cu_seqlens[1]  # tokens of the first sequence
     total = CURRENT.cu_seqlens[-1]  # of the whole batch
@@ -174,7 +174,7 @@ def _differ(
     first: int,
     total: int,
 ) -> bool:
-    """Return True if two outputs differ by more than rounding, for tokens from the `first` on."""
+    """True if two outputs differ by more than rounding, for tokens from the `first` on."""
     for theirs, ours in zip(_leaves(expected), _leaves(output), strict=True):
         if not (_is_stream(theirs, total) and theirs.is_floating_point()):
             continue
@@ -213,7 +213,7 @@ def _changed(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _is_stream(value: Any, total: int) -> bool:
-    """Return True for a tensor `[1, total, …]`, which holds something for each token of the packed batch."""
+    """True for a tensor `[1, total, …]`, which holds something for each token of the packed batch."""
     return isinstance(value, Tensor) and value.dim() >= 2 and value.shape[:2] == (1, total)
 
 

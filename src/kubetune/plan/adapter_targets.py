@@ -202,7 +202,7 @@ def lacks_match(expression: str, modules: Iterable[str]) -> str:
 
 
 def _has_names_of_model(weights: Weights) -> bool:
-    """Return True if the names of the weights are, in their files, those that the model has.
+    """True if the names of the weights are, in their files, those that the model has.
 
     Files may lack the first part, and those of models that see and hear have other parts.
     """
@@ -212,7 +212,7 @@ def _has_names_of_model(weights: Weights) -> bool:
 
 
 def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
-    """Return True if the names of the weights leave open whether LoRA can adapt its target modules.
+    """True if the names of the weights leave open whether LoRA can adapt its target modules.
 
     Only a built model tells then.
     """
@@ -239,7 +239,7 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
 
 
 def _is_open_in_mixture(lora: LoraConfig, weights: Weights) -> bool:
-    """Return True if the names of a mixture's weights leave open whether LoRA can adapt what is named.
+    """True if the names of a mixture's weights leave open whether LoRA can adapt what is named.
 
     Example, of Qwen3-MoE: [q_proj, v_proj], [gate_proj, up_proj, down_proj] and `mlp.experts.down_proj` are decided. Not
     so [gate_proj], of which one tensor holds the half, a router, a head, or a name that the files lack.
@@ -284,7 +284,7 @@ def _halves(names: AbstractSet[str]) -> set[str]:
 
 
 def _has_open_tensors(lora: LoraConfig, weights: Weights) -> bool:
-    """Return True if the names of the weights leave open whether each of `lora.target_parameters` can be adapted."""
+    """True if the names of the weights leave open whether each of `lora.target_parameters` can be adapted."""
     if not weights.stated or "quantization_config" in weights.config:
         return True
     out_of_reach = unreached(weights.text_config.get("model_type"))
@@ -304,7 +304,7 @@ def _has_open_tensors(lora: LoraConfig, weights: Weights) -> bool:
 
 
 def _ends_one_of(modules: Sequence[str], target: str) -> bool:
-    """Return True if a target, such as `q_proj` or `mlp.up_proj`, is the end of a module's name."""
+    """True if a target, such as `q_proj` or `mlp.up_proj`, is the end of a module's name."""
     return any(f".{module}".endswith(f".{target}") for module in modules)
 
 

@@ -111,7 +111,7 @@ def positions_of(task: str, model: ModelFiles) -> Positions | None:
 
 
 def _has_table(weights: Weights, positions: int) -> bool:
-    """Return True if the model looks up so many positions in a table."""
+    """True if the model looks up so many positions in a table."""
     for name, shape in weights.shapes.items():
         # OPT's table is two longer than its config.json says.
         if _POSITIONS.search(name) and positions <= shape[0] <= positions + 2:

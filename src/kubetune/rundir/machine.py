@@ -85,7 +85,7 @@ def git_commit(folder: Path = _CURRENT_FOLDER) -> str | None:
 
 
 def git_is_dirty(folder: Path = _CURRENT_FOLDER) -> bool | None:
-    """Return True if files that git knows were changed since that commit, None where git or a repository is missing."""
+    """True if files that git knows were changed since that commit, None where git or a repository is missing."""
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     if changes is None:
         return None

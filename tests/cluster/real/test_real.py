@@ -180,7 +180,7 @@ def allow_server() -> None:
 
 
 def is_served(resource: str) -> bool:
-    """Return True if the cluster has a kind of object: `clusterqueues.kueue.x-k8s.io`."""
+    """True if the cluster has a kind of object: `clusterqueues.kueue.x-k8s.io`."""
     done = subprocess.run(
         ["kubectl", "get", resource, "-A"],
         capture_output=True,
@@ -309,7 +309,7 @@ def saved_by_running(now: dict[str, Any]) -> int:
 
 
 def has_stopped(status: dict[str, Any]) -> bool:
-    """Return True once no pod of a stopped run goes on. A Job keeps those that were killed before."""
+    """True once no pod of a stopped run goes on. A Job keeps those that were killed before."""
     phases = {pod["phase"] for pod in status["pods"]}
     return status["state"] == "stopped" and phases <= {"Succeeded", "Failed"}
 
@@ -432,7 +432,7 @@ def wait_for_rights(user: Place, rules: list[dict[str, Any]]) -> None:
 
 
 def may_list(user: Place, resource: str) -> bool:
-    """Return True if the user may list a kind of object in the namespace."""
+    """True if the user may list a kind of object in the namespace."""
     command = ["kubectl", "--kubeconfig", user.kubeconfig, "-n", user.namespace, "get", resource]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False

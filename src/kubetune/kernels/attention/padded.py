@@ -181,7 +181,7 @@ def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
 
 
 def _share_rows(spans: list[Span]) -> bool:
-    """Return True if sequences are so short that several share a row. `spans` begin with the longest."""
+    """True if sequences are so short that several share a row. `spans` begin with the longest."""
     start, stop = spans[0]
     return stop - start <= SAME_LENGTH
 

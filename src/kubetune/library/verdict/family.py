@@ -53,7 +53,7 @@ class _Stack:
     tensors: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def has_mostly(self, tensor: str) -> bool:
-        """Return True if most layers have this tensor; the first or the last may be of another kind."""
+        """True if most layers have this tensor; the first or the last may be of another kind."""
         return 2 * len(self.tensors.get(tensor, ())) > len(self.layers)
 
 
@@ -138,7 +138,7 @@ def _longest_stack(names: Iterable[str]) -> _Stack | None:
 
 
 def _is_known(module: str, words: frozenset[str]) -> bool:
-    """Return True if each part of a module's name is a word of the family's code; numbers are places in lists."""
+    """True if each part of a module's name is a word of the family's code; numbers are places in lists."""
     return all(part.isdecimal() or part in words for part in module.split("."))
 
 
@@ -254,7 +254,7 @@ def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _holds_weight(node: ast.ClassDef) -> bool:
-    """Return True for a class that makes a parameter `weight`, as those of norms do."""
+    """True for a class that makes a parameter `weight`, as those of norms do."""
     for statement in _begin_of(node):
         for target, call in _assigned(statement):
             if target == "weight" and _name(call.func) == "Parameter":

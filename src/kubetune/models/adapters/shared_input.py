@@ -235,7 +235,7 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 
 
 def is_plain_lora(module: Any) -> bool:
-    """Return True for PEFT's LoRA around one frozen linear layer, or its weight, without variants or biases.
+    """True for PEFT's LoRA around one frozen linear layer, or its weight, without variants or biases.
 
     Classes made from `nn.Linear` may round their factors first, as the layers of quantised models do. They are not plain.
     """
@@ -252,7 +252,7 @@ def is_plain_lora(module: Any) -> bool:
 
 
 def is_simple(lora: Any) -> bool:
-    """Return True for a frozen layer with one adapter, which has neither a variant nor biases."""
+    """True for a frozen layer with one adapter, which has neither a variant nor biases."""
     if len(lora.active_adapters) != 1 or lora.base_layer.weight.requires_grad:
         return False
     name = lora.active_adapters[0]
@@ -261,6 +261,6 @@ def is_simple(lora: Any) -> bool:
 
 
 def is_transposed(lora: Any) -> bool:
-    """Return True if the weight under an adapter is stored as `[in, out]`."""
+    """True if the weight under an adapter is stored as `[in, out]`."""
     # A wrapped weight lacks the second attribute.
     return lora.fan_in_fan_out or getattr(lora, "is_target_conv_1d_layer", False)

@@ -102,7 +102,7 @@ def unreached_names(model: nn.Module) -> list[str]:
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Return True if a module has a weight that is a matrix."""
+    """True if a module has a weight that is a matrix."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, nn.Parameter) and weight.dim() > 1
 

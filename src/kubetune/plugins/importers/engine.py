@@ -243,7 +243,7 @@ class Draft:
         return None if is_empty(value) else as_flag(value)
 
     def has(self, path: str) -> bool:
-        """Return True if our setting is filled in."""
+        """True if our setting is filled in."""
         return path in self.settings
 
     def ours(self, path: str, default: Any = None) -> Any:

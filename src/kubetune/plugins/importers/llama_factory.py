@@ -142,12 +142,12 @@ def _text(section: Draft, columns: dict[str, str]) -> None:
 
 
 def _compares(draft: Draft) -> bool:
-    """Return True if answers are compared or judged."""
+    """True if answers are compared or judged."""
     return draft.ours("task") in ("preference", "reward_model")
 
 
 def _packs(draft: Draft) -> bool:
-    """Return True if one of the keys says that rows are packed, which pairs are not."""
+    """True if one of the keys says that rows are packed, which pairs are not."""
     packs = draft.get("neat_packing") or draft.get("packing")
     return bool(packs) and not _compares(draft)
 

@@ -55,7 +55,7 @@ _DATASET = re.compile(
 
 
 def _is_megatron(draft: Draft) -> bool:
-    """Return True for a file of `megatron sft`, by its keys."""
+    """True for a file of `megatron sft`, by its keys."""
     return not _MEGATRON.isdisjoint(draft.theirs)
 
 

@@ -15,7 +15,7 @@ _FLAGS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "fal
 
 
 def is_empty(value: Any) -> bool:
-    """Return True for `key:` with nothing after it."""
+    """True for `key:` with nothing after it."""
     return value is None or value in ("", [], {})
 
 

@@ -33,7 +33,7 @@ class Rule:
     when: Callable[[Draft], bool] | None = None  # any other condition
 
     def holds(self, draft: Draft) -> bool:
-        """Return True if all conditions hold."""
+        """True if all conditions hold."""
         if self.tasks and draft.ours("task", "causal_lm") not in self.tasks.split():
             return False
         if self.without and draft.has(self.without):
@@ -44,31 +44,31 @@ class Rule:
 
 
 def _keeps_dropout(draft: Draft) -> bool:
-    """Return True if the tool's trainer leaves dropout on: LLaMA-Factory's reward model has its own."""
+    """True if the tool's trainer leaves dropout on: LLaMA-Factory's reward model has its own."""
     return draft.get("disable_dropout") is False or draft.get("stage") == "rm"
 
 
 def _draws(draft: Draft) -> bool:
-    """Return True if answers are drawn while training, as GRPO does and most of distillation."""
+    """True if answers are drawn while training, as GRPO does and most of distillation."""
     task = draft.ours("task")
     draws = draft.ours("distill.lmbda", 1.0) != 0
     return task == "grpo" or (task == "distill" and bool(draws))
 
 
 def _cuts_prompts(draft: Draft) -> bool:
-    """Return True if prompts that answers are drawn for are cut."""
+    """True if prompts that answers are drawn for are cut."""
     return _draws(draft) and draft.ours("data.overlong", "drop") not in ("drop", "error")
 
 
 def _has_no_such_metric(draft: Draft) -> bool:
-    """Return True if a key names a metric that evaluations of the task do not have."""
+    """True if a key names a metric that evaluations of the task do not have."""
     path = "training.metric_for_best_model"
     known = metrics_of(draft.ours("task", "causal_lm"), "auto", judged=True)
     return draft.origin(path) is not None and full_name(draft.ours(path)) not in known
 
 
 def _leaves_routers(draft: Draft) -> bool:
-    """Return True if routers do not learn: LoRA leaves them as they are unless it names them."""
+    """True if routers do not learn: LoRA leaves them as they are unless it names them."""
     named = {}
     for name in ("target_modules", "target_parameters", "modules_to_save"):
         if draft.has(f"lora.{name}"):

@@ -92,12 +92,12 @@ def require_credentials(address: str, environ: Mapping[str, str]) -> None:
 
 
 def named_by(origins: Origins, variables: Iterable[str]) -> bool:
-    """Return True if one of these environment variables gives credentials."""
+    """True if one of these environment variables gives credentials."""
     return any(origins.variables.fullmatch(name) for name in variables)
 
 
 def _in_files(origins: Origins, environ: Mapping[str, str]) -> bool:
-    """Return True if a file of the user's holds credentials, or settings of fsspec, which may."""
+    """True if a file of the user's holds credentials, or settings of fsspec, which may."""
     home = Path(environ.get("HOME") or Path.home())
     settings = Path(environ.get("FSSPEC_CONFIG_DIR") or home / ".config" / "fsspec")
     if any(settings.glob("*.json")) or any(settings.glob("*.ini")):
@@ -116,7 +116,7 @@ def _in_files(origins: Origins, environ: Mapping[str, str]) -> bool:
 
 @lru_cache(maxsize=1)
 def _may_have_role() -> bool:
-    """Return True if something answers at the address at which a machine of a cloud learns its role."""
+    """True if something answers at the address at which a machine of a cloud learns its role."""
     try:
         socket.create_connection(_OF_MACHINES, _SECONDS).close()
     except OSError:

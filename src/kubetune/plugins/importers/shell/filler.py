@@ -129,5 +129,5 @@ class Filler:
 
 
 def is_known(text: str) -> bool:
-    """Return True if a text has nothing in it that only a running shell knows."""
+    """True if a text has nothing in it that only a running shell knows."""
     return "$" not in text and "`" not in text
