@@ -30,17 +30,23 @@ _REFUSALS_AT_START = 5
 class Trouble:
     """What becomes of users' requests of a kind."""
 
-    request: str  # regular expression that the whole request matches, such as `get pods/exec`
-    about: str = ""  # regular expression that is found in the name of the object
-    code: int = (
-        0  # refused with it, as a Status with the message; 200: answered with the message as text
-    )
+    # Regular expression that the whole request matches, such as `get pods/exec`.
+    request: str
+    # Regular expression that is found in the name of the object.
+    about: str = ""
+    # It is refused with this code, as a Status with the message; 200: the message is the answer.
+    code: int = 0
     message: str = "internal error"
-    html: bool = False  # refused with a page of some proxy
-    cut: str = ""  # the connection is closed, `before` the answer or `within` it
-    seconds: float = 0.0  # it takes so long first
-    after: int = 0  # so many requests pass first
-    times: int = -1  # of so many requests; below 0 of all
+    # It is refused with a page of some proxy.
+    html: bool = False
+    # The connection is closed, `before` the answer or `within` it.
+    cut: str = ""
+    # It takes so long first.
+    seconds: float = 0.0
+    # So many requests pass first.
+    after: int = 0
+    # It meets so many requests; all of them below 0.
+    times: int = -1
 
 
 class Faults:
@@ -118,8 +124,8 @@ class Faults:
         """Refuse so many lists and watches of users: the server has not read yet what it was asked for."""
         self._too_large = times
 
-    def is_behind(self) -> bool:
-        """True for the next lists and watches, which this counts."""
+    def take_refusal_when_behind(self) -> bool:
+        """Count down the refusals of lists and watches. Return False if none is left."""
         self._too_large -= 1
         return self._too_large >= 0
 
@@ -146,8 +152,8 @@ class Faults:
         """Refuse the next requests of users without all rights, as an API server that has just started."""
         self._starting = _REFUSALS_AT_START
 
-    def is_starting(self) -> bool:
-        """True for the first requests after a start, which this counts: no Role is known yet."""
+    def take_refusal_at_start(self) -> bool:
+        """Count down the refusals of a server that has just started: it knows no Role. Return False if none is left."""
         self._starting -= 1
         return self._starting >= 0
 

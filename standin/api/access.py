@@ -40,14 +40,14 @@ def token_of(request: web.Request) -> str:
 
 
 def check(
-    store: Store, token: str, verb: str, target: Target, is_starting: Callable[[], bool]
+    store: Store, token: str, verb: str, target: Target, take_refusal_at_start: Callable[[], bool]
 ) -> None:
     """Raise ApiError 403 unless the token's owner may do this.
 
-    While the server `is_starting` it knows no Role, and who needs one is refused.
+    A server that has just started knows no Role: it refuses who needs one, as long as `take_refusal_at_start` says.
     """
     resource = target.resource
-    if token not in ("", ADMIN) and is_starting():
+    if token not in ("", ADMIN) and take_refusal_at_start():
         raise _denied(token, verb, target, resource.plural)
     # Everybody may ask what they may do.
     if resource.kind == "SelfSubjectAccessReview":

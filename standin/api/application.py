@@ -52,7 +52,7 @@ class Api:
         match parts:
             case ["version"]:
                 return json_response(self._version_info())
-            case ["readyz"] if self._faults.is_starting():
+            case ["readyz"] if self._faults.take_refusal_at_start():
                 text = "[-]informer-sync failed: reason withheld\nreadyz check failed\n"
                 return web.Response(text=text, status=500)
             case ["healthz" | "readyz" | "livez"]:
@@ -101,7 +101,7 @@ class Api:
             if met is not None:
                 return met
         # A subresource is a right of its own: `pods/exec`.
-        access.check(self._store, token, verb, target, self._faults.is_starting)
+        access.check(self._store, token, verb, target, self._faults.take_refusal_at_start)
         if target.subresource not in (None, "status"):
             if target.subresource not in resource.subresources:
                 raise no_such_path()
@@ -109,8 +109,8 @@ class Api:
             return await serve_subresource(
                 request, self._store, self._kubelet, self._faults, pod, target.subresource or ""
             )
-        is_late = bool(token) and verb in ("list", "watch") and self._faults.is_behind()
-        if is_late:
+        is_of_many = verb in ("list", "watch")
+        if token and is_of_many and self._faults.take_refusal_when_behind():
             return await refuse_as_too_large(request, self._store.revision)
         match verb:
             case "list":
