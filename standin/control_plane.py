@@ -67,7 +67,7 @@ class ControlPlane:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "standin.serve", *arguments],
                 cwd=CHECKOUT,
-                # the offline guard of the tests would forbid the server to answer its pods
+                # The offline guard of the tests would forbid the server to answer its pods.
                 env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -55,11 +55,11 @@ class Faults:
     def __init__(self) -> None:
         self._troubles: list[Trouble] = []
         self.asked: list[str] = []
-        # regular expressions
+        # Regular expressions.
         self._unschedulable: list[str] = []
         self._broken_images: list[str] = []
         self._unbound: list[str] = []
-        # kinds; of those that are refused, the message
+        # Kinds; of those that are refused, the message.
         self._uninstalled: set[str] = set()
         self._refusals: dict[str, str] = {}
         self._nodes_away: set[str] = set()
@@ -237,7 +237,7 @@ async def _cut(request: web.Request, *, within: bool) -> web.StreamResponse:
         await response.prepare(request)
         await response.write(b'{"kind": "Sta')
     assert request.transport is not None
-    # after what was written has left
+    # After what was written has left.
     request.transport.close()
     return response
 

@@ -47,7 +47,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _free_port() -> int:
-    # a port that is bound by number can be listened on again after an outage; one that bind(0) chose cannot
+    # A port that is bound by number can be listened on again after an outage; one that bind(0) chose cannot.
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

@@ -99,7 +99,7 @@ async def _listen(application: web.Application, listener: socket.socket, faults:
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     while True:
-        # a copy, for closing the site closes its socket; shutdown is what ends the listening of both
+        # A copy, for closing the site closes its socket; shutdown is what ends the listening of both.
         site = web.SockSite(runner, listener.dup())
         await site.start()
         await leave.wait()

@@ -16,7 +16,7 @@ class Image:
     """A container image: the machine's own root file system with a few things added."""
 
     path: str = ""  # folder put in front of PATH
-    # folder here → folder in the container, read-only
+    # Folder here → folder in the container, read-only.
     mounts: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)  # the entry point
@@ -32,7 +32,7 @@ class Settings:
     loopback: bool = False  # pods without namespaces: see loopback.py
     nodes: int = 2
     gpus: int = 8  # of each node
-    # far shorter than the 10 s of a real cluster
+    # Far shorter than the 10 s of a real cluster.
     job_backoff_seconds: float = 0.3
     crash_backoff_seconds: float = 0.3
     bookmark_seconds: float = 5.0

@@ -95,7 +95,7 @@ class Api:
         plural = resource.plural
         if target.subresource:
             plural += f"/{target.subresource}"
-        # only users bring a token: what the tests themselves ask is asked of a healthy server
+        # Only users bring a token: what the tests themselves ask is asked of a healthy server.
         if token:
             met = await self._faults.meet(request, f"{verb} {plural}", target.name or "")
             if met is not None:

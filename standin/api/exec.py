@@ -87,7 +87,7 @@ async def _send_status(socket: web.WebSocketResponse, status: Object) -> None:
 
 async def _send(socket: web.WebSocketResponse, stream: asyncio.StreamReader, channel: int) -> None:
     """Send what a command prints, to its end."""
-    # the client hung up, or a terminal ended with EIO
+    # The client hung up, or a terminal ended with EIO.
     with contextlib.suppress(OSError):
         while data := await stream.read(_CHUNK_BYTES):
             await socket.send_bytes(bytes([channel]) + data)
@@ -103,7 +103,7 @@ async def _receive(socket: web.WebSocketResponse, process: Process, terminal: in
         if channel == _STDIN and terminal is not None:
             os.write(terminal, data)
         elif channel == _STDIN and process.stdin and data:
-            # the command may have closed its stdin
+            # The command may have closed its stdin.
             with contextlib.suppress(ConnectionError):
                 process.stdin.write(data)
                 await process.stdin.drain()

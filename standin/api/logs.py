@@ -13,9 +13,9 @@ from standin.node.container import Container
 from standin.state.errors import bad_request
 from standin.state.objects import Object, finished, name_of
 
-# how often a followed file is looked at
+# How often a followed file is looked at.
 _FOLLOW_SECONDS = 0.05
-# that a line lacks, besides its end, whose kubelet went
+# That a line lacks, besides its end, whose kubelet went.
 _TORN_BYTES = 3
 
 
@@ -50,7 +50,7 @@ async def send_log(
                     text = plain.text(file.read())
                     await response.write(text[: -_TORN_BYTES - 1])
                     break
-                # asked before reading: what is written after the read is seen in the next round
+                # Asked before reading: what is written after the read is seen in the next round.
                 is_newest = container.status["restartCount"] == attempt
                 is_running = is_newest and "running" in container.status["state"]
                 text = plain.text(file.read())
@@ -60,7 +60,7 @@ async def send_log(
                     break
                 await asyncio.sleep(_FOLLOW_SECONDS)
         await response.write_eof()
-    # the client hung up
+    # The client hung up.
     except ConnectionError:
         pass
     return response
@@ -87,7 +87,7 @@ def _find(request: web.Request, pod: Object, name: str, container: Container) ->
         if attempt == 0:
             raise bad_request(f"previous terminated {about} not found")
         attempt -= 1
-    # between two runs the last one is shown
+    # Between two runs the last one is shown.
     elif attempt and is_between:
         attempt -= 1
     path = container.log_file(attempt)

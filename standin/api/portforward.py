@@ -93,7 +93,7 @@ class _Tunnel:
     async def _pass_on(self, frame: spdy.Frame) -> None:
         """Bring what the client sends to the pod."""
         writer = self._connections[frame.stream]
-        # the pod may have closed its end; the client is told by _answer
+        # The pod may have closed its end; the client is told by _answer.
         with contextlib.suppress(OSError):
             writer.write(frame.payload)
             if frame.flags & spdy.FIN:

@@ -17,7 +17,7 @@ SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Succ
 
 def json_response(body: Object, status: int = 200) -> web.Response:
     """Answer with JSON."""
-    # exactly a real server's header: aiohttp would add a charset, which hides errors from clients that compare it
+    # Exactly a real server's header: aiohttp would add a charset, which hides errors from clients that compare it.
     headers = {"Content-Type": "application/json"}
     return web.Response(body=json.dumps(body).encode(), status=status, headers=headers)
 

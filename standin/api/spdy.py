@@ -19,7 +19,7 @@ _CONTROL_BIT = 0x80000000
 _VERSION = 3
 _HEADER_BYTES = 8
 
-# the specification's dictionary: words, each after its length, and then plain text
+# The specification's dictionary: words, each after its length, and then plain text.
 _WORDS = (
     "options head post put delete trace accept accept-charset accept-encoding accept-language accept-ranges age allow "
     "authorization cache-control connection content-base content-encoding content-language content-length "
@@ -82,7 +82,7 @@ class Reader:
     def opened_stream(self, frame: Frame) -> tuple[int, dict[str, str]]:
         """Return stream id and headers of a SYN_STREAM frame."""
         (stream,) = struct.unpack("!I", frame.payload[:4])
-        # a count, then names and values in turn, each after its length
+        # A count, then names and values in turn, each after its length.
         block = self._inflate.decompress(frame.payload[10:])
         (count,) = struct.unpack("!I", block[:4])
         words = []

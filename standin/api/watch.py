@@ -40,7 +40,7 @@ async def watch_objects(
     stream = _Stream(request, store, resource, namespace)
     queue: asyncio.Queue[Change] = asyncio.Queue()
     start = stream.start(request.query.get("resourceVersion", ""))
-    # with no await in between, or a change would be lost
+    # With no await in between, or a change would be lost.
     store.watchers.add(queue)
     loop = asyncio.get_running_loop()
     end = loop.time() + float(request.query.get("timeoutSeconds", _DEFAULT_TIMEOUT_SECONDS))
@@ -57,7 +57,7 @@ async def watch_objects(
             except TimeoutError:
                 if flag(request, "allowWatchBookmarks"):
                     await stream.send_bookmark({})
-    # the client hung up
+    # The client hung up.
     except ConnectionError:
         pass
     finally:
@@ -119,7 +119,7 @@ class _Stream:
         matched = change.before is not None and self._matches(json.loads(change.before))
         matches = self._matches(obj)
         kind = change.type
-        # an object that enters or leaves the selection
+        # An object that enters or leaves the selection.
         if kind == "MODIFIED" and matched != matches:
             kind = "ADDED" if matches else "DELETED"
         if matches or (kind == "DELETED" and matched):

@@ -77,7 +77,7 @@ class Writer:
             warnings = self._admit(new, target, request, old)
         if _dry_run(request):
             return object_response(new, 200, warnings)
-        # controllers and the kubelet hold on to these; equal ones stay the same object
+        # Controllers and the kubelet hold on to these; equal ones stay the same object.
         for part in ("spec", "status"):
             if part in new and new[part] == old.get(part):
                 new[part] = old[part]
@@ -177,7 +177,7 @@ class Writer:
                 admit_pod(self._store, obj)
         self._webhooks.admit(obj, old)
         if resource.kind in _WITH_TEMPLATES and restricted(self._store, target.namespace):
-            # such an object is stored all the same; only its pods will be refused
+            # Such an object is stored all the same; only its pods will be refused.
             violations = pod_security_violations(obj["spec"]["template"]["spec"])
             if violations:
                 listed = ", ".join(violations)

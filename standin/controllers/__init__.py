@@ -19,11 +19,11 @@ from standin.controllers import (
 from standin.controllers.context import Context
 from standin.node.kubelet import Kubelet
 
-# the resolution of deadlines, TTLs and back-offs
+# The resolution of deadlines, TTLs and back-offs.
 _IDLE_SECONDS = 0.5
-# changes that come together are handled together
+# Changes that come together are handled together.
 _SETTLE_SECONDS = 0.01
-# in this order; each sees what those before it have done
+# In this order; each sees what those before it have done.
 _CONTROLLERS = (garbage, kueue, trainjob, jobset, pytorchjob, job, replicas, scheduler)
 
 
@@ -36,7 +36,7 @@ async def reconcile_forever(context: Context, kubelet: Kubelet) -> None:
         for controller in _CONTROLLERS:
             try:
                 controller.reconcile(context)
-            # one broken object must not stop the others; the server's log shows it
+            # One broken object must not stop the others; the server's log shows it.
             except Exception:
                 traceback.print_exc()
         kubelet.sync()

@@ -29,11 +29,11 @@ class Context:
     store: Store
     settings: Settings
     faults: Faults
-    # loop time of the next new pod by Job uid and, with a limit by index, index
+    # Loop time of the next new pod by Job uid and, with a limit by index, index.
     not_before: dict[tuple[str, int | None], float] = field(default_factory=dict)
-    # namespace and name of each claim that was ever given its folder
+    # Namespace and name of each claim that was ever given its folder.
     bound: set[tuple[str, str]] = field(default_factory=set)
-    # annotations of the next pod of a Job's index: how often it has failed
+    # Annotations of the next pod of a Job's index: how often it has failed.
     index_failures: dict[tuple[str, int], Object] = field(default_factory=dict)
 
     def owned(self, owner: Object, kind: str) -> list[Object]:

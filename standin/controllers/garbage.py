@@ -91,7 +91,7 @@ def _bind(context: Context, claim: Object) -> None:
     spec = claim["spec"]
     spec["volumeName"] = "pvc-" + uid_of(claim)
     place = (namespace_of(claim), name_of(claim))
-    # what an earlier claim of that name held has gone with it
+    # What an earlier claim of that name held has gone with it.
     if place in context.bound:
         shutil.rmtree(context.settings.state.joinpath("claims", *place), ignore_errors=True)
     context.bound.add(place)

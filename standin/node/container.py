@@ -38,7 +38,7 @@ class Container:
         self.init = init  # an init container
         self.name: str = spec["name"]
         self.pid: int | None = None  # of the command, in this machine's numbering, while it runs
-        # what the next ending is called, if not Completed or Error
+        # What the next ending is called, if not Completed or Error.
         self.end_reason: str | None = None
         self._probing: asyncio.Task[None] | None = None  # until the readiness probe is answered
         self._env: dict[str, str] = {}
@@ -241,7 +241,7 @@ class Container:
         for line in (await _read_all(read_end)).splitlines():
             key, _, text = line.partition(" ")
             report[key] = text
-        # it may hold secrets
+        # It may hold secrets.
         spec_file.unlink()
         return process, report.get("pid", ""), report.get("error", "")
 
@@ -308,5 +308,5 @@ async def _copy_log(stream: asyncio.StreamReader, path: Path) -> None:
             entries = [b"%s stdout F %s\n" % (stamp, line) for line in lines]
             if rest:
                 entries.append(b"%s stdout P %s\n" % (stamp, rest))
-            # in one write, so that a reader never sees half an entry
+            # In one write, so that a reader never sees half an entry.
             log.write(b"".join(entries))

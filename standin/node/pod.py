@@ -69,7 +69,7 @@ class PodWorker(PodState):
                 initialized = initialized and await init.run() == 0 and not self.stopping.is_set()
             if initialized and not self.stopping.is_set():
                 await asyncio.gather(*(main.run() for main in self._mains))
-        # a bug in here must show in `kubectl get pods`, and its place in the log
+        # A bug in here must show in `kubectl get pods`, and its place in the log.
         except Exception as error:
             traceback.print_exc()
             self.pod["status"].update(reason="StandinError", message=repr(error))
@@ -183,10 +183,10 @@ class PodWorker(PodState):
 
     async def _end(self) -> None:
         """Ask all containers to stop, and kill those that still run at the deadline."""
-        # a terminating pod leaves its Services
+        # A terminating pod leaves its Services.
         self.publish()
         loop = asyncio.get_running_loop()
-        # by process: a container may be starting just now
+        # By process: a container may be starting just now.
         asked: dict[int, asyncio.Task[None]] = {}
         while not self.task.done():
             assert self._deadline is not None
@@ -199,7 +199,7 @@ class PodWorker(PodState):
                     asked[container.pid] = asyncio.create_task(
                         self._ask_to_stop(container, container.pid)
                     )
-            # the deadline may move closer while this waits
+            # The deadline may move closer while this waits.
             await asyncio.wait({self.task}, timeout=min(max(left, 0.02), 0.05))
 
     async def _ask_to_stop(self, container: Container, pid: int) -> None:

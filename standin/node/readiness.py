@@ -10,7 +10,7 @@ import socket
 from standin.node import runtime
 from standin.state.objects import Object
 
-# not the probe's own, which is in seconds: tests should not wait for it
+# Not the probe's own, which is in seconds: tests should not wait for it.
 _PERIOD_SECONDS = 0.1
 _TIMEOUT_SECONDS = 5.0
 

@@ -34,7 +34,7 @@ _DETACH = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
-# read-only, nosuid, nodev, noexec: a user namespace may not drop them
+# Read-only, nosuid, nodev, noexec: a user namespace may not drop them.
 _LOCKED_FLAGS = 0x2F
 _NOT_BOUND = ("dev", "proc", "sys", "tmp", "run", "etc", "lost+found")
 _COPIED_FROM_ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "alternatives", "ssl")
@@ -169,7 +169,7 @@ def _become(spec: dict[str, Any]) -> None:
     if spec["no_new_privileges"]:
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.umask(0o022)
-    # again, for setuid clears it
+    # Again, for setuid clears it.
     die_with_parent()
 
 
@@ -185,13 +185,13 @@ def _make_root(spec: dict[str, Any]) -> None:
         os.mkdir(folder)
     try:
         mount("overlay", root, "overlay", 0, f"lowerdir=/,upperdir={upper},workdir={work}")
-        # interpreters may live there
+        # Interpreters may live there.
         os.chmod(root + "/root", 0o711)
-    # in a user namespace "/" has locked submounts, which overlayfs cannot clone
+    # In a user namespace "/" has locked submounts, which overlayfs cannot clone.
     except OSError:
         _bind_root(root)
     _make_devices(root + "/dev")
-    # every runtime's default size, and a known trap
+    # Every runtime's default size, and a known trap.
     mount("shm", root + "/dev/shm", "tmpfs", 0, "mode=1777,size=64m")
     mount("proc", root + "/proc", "proc")
     mount("sysfs", root + "/sys", "sysfs", RDONLY)

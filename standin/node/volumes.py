@@ -51,10 +51,10 @@ def _give_to_pods_group(owner: PodState, folder: Path) -> None:
     is_lazy = context.get("fsGroupChangePolicy") == "OnRootMismatch"
     if is_lazy and folder.stat().st_gid == group:
         return
-    # the root last, so that one that has the group says that all below has it
+    # The root last, so that one that has the group says that all below has it.
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*folders, *files, ""):
-            # the volume may be in use: files come and go meanwhile
+            # The volume may be in use: files come and go meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 _give(Path(parent, name), group)
 
@@ -62,7 +62,7 @@ def _give_to_pods_group(owner: PodState, folder: Path) -> None:
 def tear_down_volumes(folder: Path) -> None:
     """Unmount the memory volumes of a pod."""
     for at in sorted(folder.glob("volumes/*")):
-        # a link may lead to what is mounted on this machine
+        # A link may lead to what is mounted on this machine.
         if not at.is_symlink() and at.is_mount():
             runtime.unmount(str(at))
 
