@@ -17,11 +17,10 @@ from kubetune.scoring.comparison import QUESTIONS, answers_file, write_lines
 from kubetune.scoring.judge import Judge, Reply, Rewarded, judge_of
 from kubetune.training.evaluation import evaluate
 from kubetune.training.rollouts.held_out import have_answers
-from kubetune.training.rollouts.rollout_feed import RolloutFeed
 
 if TYPE_CHECKING:
     from kubetune.config.schema import SourceConfig
-    from kubetune.config.schema.evaluation import EvaluationConfig
+    from kubetune.config.schema.evaluation import BenchmarksConfig, EvaluationConfig
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
@@ -38,13 +37,17 @@ def open_judge(
 
     Raise ConfigError if the judge cannot be made, or if a benchmark does not exist.
     """
-    benchmarks = evaluation.benchmarks
-    if benchmarks is not None:
-        # Only to see that they exist; all ranks get the error.
-        on_main(lambda: harness.task_manager(benchmarks) and None, world)
+    if evaluation.benchmarks is not None:
+        # Only rank 0 asks; all ranks get the error.
+        on_main(partial(_require_benchmarks, evaluation.benchmarks), world)
     if data.eval is None:
         return None
     return judge_of(evaluation, data.tokenizer, sources, data.eval, world)
+
+
+def _require_benchmarks(benchmarks: BenchmarksConfig) -> None:
+    """Raise ConfigError for a benchmark that does not exist."""
+    harness.task_manager(benchmarks)
 
 
 def require_metric(name: str, values: Collection[str]) -> None:
@@ -96,7 +99,7 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     score = partial(_score, run.judge, answers, rewards, run.checkpointer.run_dir, step)
     scores = on_main(score, run.world)
     # What the task is about comes first.
-    if isinstance(run.feed, RolloutFeed):
+    if run.rollouts is not None:
         return scores | values
     return values | scores
 
@@ -105,7 +108,7 @@ def _of_task(run: Run) -> dict[str, float] | None:
     """Return the task's own metrics; None if a stop came meanwhile. Prompts without right answers have none."""
     rows = run.data.eval
     assert rows is not None
-    if isinstance(run.feed, RolloutFeed) and not have_answers(rows):
+    if run.rollouts is not None and not have_answers(rows):
         return {}
     return evaluate(run.task, run.learner, rows, run.plan, run.world, run.stop)
 
@@ -114,10 +117,10 @@ def _rewards(
     run: Run, answers: Mapping[int, Sequence[Reply]], step: int
 ) -> Mapping[int, Rewarded] | None:
     """Return what a run's own rewards say of the answers, by row; nothing for other tasks; None if a stop came."""
-    if not isinstance(run.feed, RolloutFeed) or run.feed.held_out is None:
+    if run.rollouts is None or run.rollouts.held_out is None:
         return {}
     assert run.judge is not None
-    return run.feed.held_out.judge(
+    return run.rollouts.held_out.judge(
         run.judge,
         answers,
         step,

@@ -40,3 +40,8 @@ class Run:
     checkpointer: Checkpointer
     movement: Movement
     judge: Judge | None = None
+
+    @property
+    def rollouts(self) -> RolloutFeed | None:
+        """The feed of a run that draws its answers; None if it learns from given ones."""
+        return self.feed if isinstance(self.feed, RolloutFeed) else None
