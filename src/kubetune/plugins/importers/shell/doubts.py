@@ -67,8 +67,7 @@ def doubts_of(statements: Sequence[Statement]) -> Doubts:
 def _require_read(statement: Statement) -> None:
     """Raise UnreadableError if nobody knows what a statement sets."""
     program, *arguments = statement.call or [""]
-    told = " ".join(arguments)
-    is_read = re.fullmatch(BUILTINS.get(program, ".*"), told, re.DOTALL)
+    is_read = re.fullmatch(BUILTINS.get(program, ".*"), " ".join(arguments), re.DOTALL)
     words = " ".join((*statement.words, *statement.files))
     calculations = (match[0] for match in re.finditer(EXPANSION, words, re.DOTALL))
     if (

@@ -21,7 +21,13 @@ _BRACES = re.compile(r"(?<!\\)\{[^{}]*(?:,|\.\.)[^{}]*\}")
 
 @dataclass
 class Filler:
-    """Fills in the words at one place of a script."""
+    """Fills in the words at one place of a script.
+
+    LR=1e-4; ARGS=(--seed 7)        values: LR is 1e-4, and ARGS is --seed, 7
+    --lr $LR "${ARGS[@]}"           words: --lr, 1e-4, --seed, 7
+
+    A variable that is not certain stays as `$NAME`, and `reasons` says why.
+    """
 
     doubts: Doubts
     reasons: dict[str, str]  # filled in: why a variable stays as `$NAME`
@@ -71,7 +77,11 @@ class Filler:
                 words += others
             else:
                 words[-1] += text
-        return [word for word in words if word] or [""] * bool(re.search("[\"']", raw))
+        filled = [word for word in words if word]
+        # Quotes keep a word that is empty: "" is an argument, and $UNSET is none.
+        if not filled and re.search("[\"']", raw):
+            return [""]
+        return filled
 
     def part(self, text: str) -> str:
         """Return what a piece of a word stands for, as it is written if that is not known."""
@@ -95,8 +105,9 @@ class Filler:
         if written.startswith("$(expr "):
             text = self.joined(written[7:-1])
             # `expr 10/2` is a text, since its signs need spaces around them.
-            is_split = all(len(word) == 1 or word.isdigit() for word in text.split())
-            return (is_split and self.calculated(text)) or written
+            if not all(len(word) == 1 or word.isdigit() for word in text.split()):
+                return written
+            return self.calculated(text) or written
         match = _DEFAULT.fullmatch(written)
         if match is None:
             return written
