@@ -38,12 +38,12 @@ class LocatedSource(NamedTuple):
 
 def located_sources(sources: Sequence[SourceConfig]) -> list[LocatedSource]:
     """Return the sources that can be found. Their files are listed here, once for all findings about names."""
-    found = []
+    located = []
     for source in sources:
         # The reader of the others says what is wrong with them.
         with suppress(DataError):
-            found.append(LocatedSource(source, locate(source)))
-    return found
+            located.append(LocatedSource(source, locate(source)))
+    return located
 
 
 class NamedFiles(NamedTuple):
